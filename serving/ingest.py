@@ -20,7 +20,7 @@ from fastapi import Request
 from nnclr_hub.errors import ImageError
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench import AddRequest, NewImage, Workbench
-from nnclr_hub.workbench.ingestion import read_image
+from nnclr_hub.workbench.ingestion import read_image, with_vector
 
 from .limits import while_connected
 from .models import Model
@@ -60,7 +60,7 @@ class Ingest:
                 return vector
             read = partial(read_image, image, model.reading, with_image=False)
             result = await to_thread.run_sync(read, limiter=self._decoders)
-            return result if isinstance(result, ImageError) else result[1].item(vector, model.name)
+            return with_vector(result, vector, model.name)
 
         return await asyncio.gather(*map(item, images, vectors))
 

@@ -167,13 +167,13 @@ def _remote(
     """Inspect a collection of a server; return the content of findings.json, and the path of each item."""
     from nnclr_hub.client import Client
     from nnclr_hub.store.pages import pages
+    from nnclr_hub.workbench.inspection.findings import InspectionRequest
     from nnclr_hub.workbench.table_items import path_of
 
     with place.bench() as client:
         assert isinstance(client, Client)
         collection = client.collection(name)
-        job = collection.inspect(field, write_fields=write_fields, label_next=label_next)
-        client.jobs.wait(job.id, progress=report("inspecting"))
+        client.run("inspection", InspectionRequest(name, field, write_fields, label_next), report("inspecting"))
         paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
         return dict(collection.inspection().findings), paths
 
@@ -328,13 +328,17 @@ def _compare_collection(
 ) -> None:
     """Compare encoders on a collection."""
     from nnclr_hub.client import Client
-    from nnclr_hub.workbench.inspection.comparison import EncoderComparison, compare_on_collection
+    from nnclr_hub.workbench.inspection.comparison import (
+        ComparisonRequest,
+        EncoderComparison,
+        compare_on_collection,
+    )
 
     with place.bench(read_only=True) as bench, _bars() as report:
         if isinstance(bench, Client):
-            job = bench.collection(name).compare(sources, field=field)
-            result = bench.jobs.wait(job.id, progress=report("comparing")).result or {}
-            found = EncoderComparison.of_json(result)
+            found = EncoderComparison.of_json(
+                bench.run("comparison", ComparisonRequest(name, sources, field), report("comparing"))
+            )
         else:
             collection = bench.collection(name)
             pairs = [(one, _source(one, reading)) for one in sources]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,9 +25,7 @@ from nnclr_hub.cli.verbs import (
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.client import Client
-    from nnclr_hub.store.base import Collection, Progress
-    from nnclr_hub.workbench import Workbench
+    from nnclr_hub.store.base import Collection
 
 SHOWN = 20  # groups of duplicates that are printed before they are only counted
 CHUNK = 500
@@ -142,21 +140,26 @@ def reembed(
     Example: nnclr store reembed photos --model runs/my/encoder
     """
     from nnclr_hub.progress import bar
+    from nnclr_hub.workbench.reembedding import ReembedRequest
 
     if abandon == (model is not None):
         raise InvalidRequest("Name the new encoder with --model, or cancel with --abandon.")
     with place.bench(model) as bench:
         if model is None:
-            _abandon(bench, name)
+            bench.abandon_reembed(name)
             out.print(f"{name} has no unfinished copy now; it was not changed.")
             return
         with bar(err, "embedding") as advance:
-            report = _reembed(bench, name, model, skip_missing, writes_stopped, advance)
+            if place.server is None:
+                bench.store.get(name)
+                chosen_model(model)  # before torch is imported
+            request = ReembedRequest(name, model, skip_missing, writes_stopped)
+            report = bench.run("reembed", request, advance)
     if as_json:
         print_json({"name": name, "model": model, **report})
         return
     left_out = report["left_out_count"]
-    list_broken([(path, f"left out: {reason}") for path, reason in report["left_out"]], left_out)
+    list_broken([(one["item"], f"left out: {one['reason']}") for one in report["left_out"]], left_out)
     if report["collection"] is None:
         out.print(f"{name} already holds vectors of {model}; nothing to do.")
         return
@@ -165,33 +168,6 @@ def reembed(
         f"{name}: {report['items']} items by {model} ({report['embedded']} embedded now, {left_out} left out). "
         f"The old collection is kept as {kept}; `nnclr store drop {kept}{place.words}` deletes it.",
     )
-
-
-def _abandon(bench: Workbench | Client, name: str) -> None:
-    from nnclr_hub.client import Client
-    from nnclr_hub.workbench import reembedding
-
-    if isinstance(bench, Client):
-        bench.collection(name).abandon_reembed()
-    else:
-        reembedding.abandon(bench, name)
-
-
-def _reembed(
-    bench: Workbench | Client, name: str, model: str, skip_missing: bool, writes_stopped: bool, progress: Progress
-) -> dict[str, Any]:
-    from nnclr_hub.client import Client
-    from nnclr_hub.workbench import reembedding
-
-    options: Any = {"skip_missing": skip_missing, "writes_stopped": writes_stopped}
-    if isinstance(bench, Client):
-        job = bench.collection(name).reembed(model, **options)
-        result = bench.jobs.wait(job.id, progress=progress).result or {}
-        return {**result, "left_out": [(one["item"], one["reason"]) for one in result["left_out"]]}
-    bench.collection(name)
-    chosen_model(model)
-    report = reembedding.reembed(bench, name, model, **options, progress=progress)
-    return {**asdict(report), "left_out_count": len(report.left_out)}
 
 
 def duplicates(
@@ -209,14 +185,13 @@ def duplicates(
 ) -> None:
     """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
 
-    With --server, at most 10,000 groups and 1,000 items of each are listed, and only the name of the indexed folder.
+    At most 10,000 groups and 1,000 items of each are listed; with --server, only the name of the indexed folder.
 
     Example: nnclr store duplicates photos --near auto
     """
-    from nnclr_hub.client import Client
     from nnclr_hub.progress import bar
     from nnclr_hub.store.checks import MAX_LIMIT
-    from nnclr_hub.workbench.duplicates import find_duplicates
+    from nnclr_hub.workbench.duplicates import DuplicatesRequest
     from nnclr_hub.workbench.image_record import PIXEL_HASH
 
     if exact and near is None:
@@ -224,13 +199,8 @@ def duplicates(
     threshold: Any = near if near in (None, "auto") else parse_numbers("--near", near, "SCORE or auto")[0]
     with place.bench(read_only=True) as bench, bar(err, "comparing", unit="items") as advance:
         collection = bench.collection(name)
-        found: Mapping[str, Any]
-        if isinstance(bench, Client):
-            job = bench.collection(name).duplicates(threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
-            found = bench.jobs.wait(job.id, progress=advance).result or {}
-        else:
-            limit = None if as_json else SHOWN
-            found = find_duplicates(collection, threshold, exact=exact, limit=limit, progress=advance)
+        request = DuplicatesRequest(name, threshold, exact=exact, limit=MAX_LIMIT if as_json else SHOWN)
+        found = bench.run("duplicates", request, advance)
         unknown = collection.count({"must_not": [{"key": PIXEL_HASH, "exists": True}]}) if near is None else 0
         groups = _named(collection, [one["ids"] for one in found["groups"]])
     counts = {"found": found["found"], "surplus": found["surplus"]}

@@ -162,6 +162,10 @@ class Client:
                 f"{model}; leave out the model, or use another collection."
             ) from error
 
+    def abandon_reembed(self, name: str) -> None:
+        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
+        self.collection(name).abandon_reembed()
+
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks` as a job of the server, and return its result as JSON."""
         return self.jobs.wait(self.start(task, request).id, progress=progress).result or {}

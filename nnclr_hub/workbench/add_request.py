@@ -81,11 +81,7 @@ class AddRequest:
         return images if isinstance(images, AddRequest) else cls(images)
 
     def validate(self) -> None:
-        """Check everything that can be checked without reading the images.
-
-        Raises:
-            InvalidRequest: if an id is given twice: one image would overwrite the other.
-        """
+        """Raise InvalidRequest if an id is given twice: one image would overwrite the other."""
         first: dict[str, NewImage] = {}
         for image in self.images:
             if not isinstance(image, NewImage):
@@ -95,11 +91,7 @@ class AddRequest:
                 raise InvalidRequest(f"The id {image.id!r} is given twice in one request; use a different id for each.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the body of a REST upload, images as base64.
-
-        Raises:
-            ImageError: if an image file cannot be opened.
-        """
+        """Return the body of a REST upload, images as base64; raise ImageError if a file cannot be opened."""
         return {"items": [{**one.note(), "image": encode_image(one.image)} for one in self.images]}
 
     @classmethod
@@ -108,9 +100,6 @@ class AddRequest:
 
         Args:
             decode: makes bytes of the text of an image; None: base64 or a data URI. An image may be bytes already.
-
-        Raises:
-            InvalidRequest: if a field is unknown or its value is not valid.
         """
         items = body.get("items")
         if body.keys() - {"items"} or not isinstance(items, list | tuple):

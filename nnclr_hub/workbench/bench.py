@@ -58,6 +58,10 @@ class Bench(Protocol):
         """
         ...
 
+    def abandon_reembed(self, name: str) -> None:
+        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
+        ...
+
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON.
 
@@ -71,7 +75,7 @@ class Bench(Protocol):
 
 
 def check_vectors(collection: Collection, vectors: str | None) -> None:
-    """Raise InvalidRequest if a collection compares other vectors than `index_folder` is told."""
+    """Raise InvalidRequest if a collection compares other vectors than `index_folder` asks for."""
     if vectors not in (None, "auto", collection.spec.vectors):
         raise InvalidRequest(
             f"Collection {collection.name!r} was created with --vectors {collection.spec.vectors}, which cannot be "

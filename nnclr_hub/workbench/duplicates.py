@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,42 +22,73 @@ from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
-from nnclr_hub.store.where import value_of
+from nnclr_hub.store.where import parse, value_of
 from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 PAGE = 256
 FIRST_K = 32
 MATCHES_AT_ONCE = 65_536
 MOST_PAIRS = 5_000_000  # about 1 GB
+MAX_IDS = 1000  # of a group in a result
 LEAST, SAMPLE = 50, 20_000  # items from which a threshold is calibrated
 
 Groups = list[tuple[str, ...]]
 Threshold = float | Literal["auto"] | None  # of a pair's score; auto: calibrated; None: equal pixels
 
 
-def find_duplicates(
-    collection: Collection,
-    threshold: Threshold,
-    *,
-    where: Where | None = None,
-    exact: bool = False,
-    limit: int | None = None,
-    most_ids: int | None = None,
-    progress: Progress = lambda done, total: None,
-) -> dict[str, Any]:
-    """Return the number of groups (found), of items without which none is left (surplus), and the groups, as JSON.
+@dataclass(frozen=True)
+class DuplicatesRequest(Request):
+    """What counts as a duplicate."""
 
-    Args:
-        where, exact: see `near_duplicates`; without effect for equal pixels.
-        limit, most_ids: number of groups, and of ids in each of them, to return; None: all.
+    collection: str = option("name or alias of the collection")
+    threshold: Threshold = option(
+        "lowest score of a pair, as in a search; auto: above chance in this collection; null: only images with "
+        "identical pixels",
+        None,
+    )
+    where: Where | None = option("only items that match the filter; needs a threshold", None)
+    exact: bool = option("compare every pair; takes quadratic time", False)
+    limit: int = option("maximum number of groups, largest first", 1000, ge=1, le=MAX_LIMIT)
+
+    def validate(self) -> None:
+        """Raise InvalidRequest for an invalid filter, or one without a threshold."""
+        super().validate()
+        parse(self.where)
+        if self.threshold is None and (self.where is not None or self.exact):
+            raise InvalidRequest("where and exact need a threshold; set threshold, or remove them.")
+
+
+@dataclass(frozen=True)
+class Duplicated:
+    """Groups of duplicates, the largest first.
+
+    surplus: number of items without which no duplicate is left.
+    groups: the first of them.
     """
-    if threshold is None:
+
+    collection: str
+    found: int
+    surplus: int
+    groups: Groups
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the numbers, and the first ids of each group."""
+        groups = [{"size": len(ids), "ids": list(ids[:MAX_IDS])} for ids in self.groups]
+        return {**vars(self), "groups": groups}
+
+
+@task("duplicates", DuplicatesRequest, path="/collections/{collection}/duplicates")
+def find_duplicates(bench: Any, request: DuplicatesRequest, context: TaskContext) -> Duplicated:
+    """Find images with equal pixels, or with similar vectors if there is a threshold."""
+    collection, progress = bench.collection(request.collection), context.progress
+    if request.threshold is None:
         groups = exact_duplicates(collection, progress=progress)
     else:
-        score = None if threshold == "auto" else threshold
-        groups = near_duplicates(collection, score, where=where, exact=exact, progress=progress)
-    shown = [{"size": len(ids), "ids": list(ids[:most_ids])} for ids in groups[:limit]]
-    return {"found": len(groups), "surplus": sum(len(ids) - 1 for ids in groups), "groups": shown}
+        score = None if request.threshold == "auto" else request.threshold
+        groups = near_duplicates(collection, score, where=request.where, exact=request.exact, progress=progress)
+    surplus = sum(len(ids) - 1 for ids in groups)
+    return Duplicated(collection.name, len(groups), surplus, groups[: request.limit])
 
 
 def same_value(collection: Collection, key: str, *, progress: Progress = lambda done, total: None) -> Groups:

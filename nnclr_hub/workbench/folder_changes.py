@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 NO_VECTOR = np.zeros(0, np.float32)
+Known = Mapping[str, Mapping[str, Any]]  # metadata of indexed items by id
 
 
 @dataclass(frozen=True)
@@ -74,18 +75,13 @@ class FolderImage:
     by_table: bool = False
 
     def described(self) -> FolderImage:
-        """Return it with all metadata; read the texts of its sample, which takes a request for each at an address.
-
-        Raises:
-            OSError, NNCLRHubError: a text cannot be read.
-        """
+        """Return it with all metadata; read the texts of its sample, which takes a request for each at an address."""
         if not isinstance(self.path, PackedImage):
             return self
         texts = self.path.read_texts()
         label = {} if self.by_table else _label(self.path.label_in(texts))
-        return replace(
-            self, metadata=metadata_of(self.path.source, self.path.image, texts) | dict(self.metadata) | label
-        )
+        of_sample = metadata_of(self.path.source, self.path.image, texts)
+        return replace(self, metadata=of_sample | dict(self.metadata) | label)
 
     @property
     def name(self) -> str:
@@ -108,8 +104,8 @@ class FolderChanges:
 
     wanted: tuple[FolderImage, ...]
     unchanged: int
-    moved: Mapping[str, Mapping[str, Any]]
-    labels: Mapping[str, Mapping[str, Any]]
+    moved: Known
+    labels: Known
     gone: tuple[str, ...]
     kept: int
     known: frozenset[str]
@@ -137,21 +133,13 @@ class FolderChanges:
         Args:
             failed: files that could not be read, with the reason.
             removed: how many items were deleted.
-            left_out: number of other files, by suffix.
             empty: tiles that were left out.
         """
         without = [*(one for one, _ in failed), *empty]
         updated = self.counts["changed"] - sum(one.id in self.known for one in without)
-        return IndexReport(
-            added=len(self.wanted) - len(without) - (updated - self._relabeled),
-            updated=updated,
-            unchanged=self.unchanged,
-            removed=removed,
-            kept=self.kept,
-            broken=tuple((one.name, reason) for one, reason in failed),
-            left_out=left_out,
-            empty=len(empty),
-        )
+        added = len(self.wanted) - len(without) - (updated - self._relabeled)
+        broken = tuple((one.name, reason) for one, reason in failed)
+        return IndexReport(added, updated, self.unchanged, removed, self.kept, broken, left_out, len(empty))
 
 
 @dataclass(frozen=True)
@@ -190,7 +178,7 @@ class Listing:
         return self.origins[image.source], path
 
     def state(self, image: ListedImage) -> dict[str, Any]:
-        """Return the metadata by which a change of a file is noticed, besides its path, which its id contains."""
+        """Return the metadata that shows a change of a file; its path is in its id."""
         return {"root": self.origins[image.source], "size": image.size, "mtime": image.mtime}
 
     def offset(self, image: ListedImage) -> dict[str, int]:
@@ -202,11 +190,11 @@ class Listing:
         """Return an image; see `FolderImage`."""
         source = self.sources[image.source]
         metadata = {"path": self.file_of(image)[1]} | self.state(image)
+        label = {} if self.labels is None else _label(self._label_by_table(image))
         if image.offset is not None or not source.is_local:
-            label = {} if self.labels is None else _label(self._label_by_table(image))
             packed = PackedImage(source, image)
             return FolderImage(id, packed, metadata | self.offset(image) | label, self.labels is not None)
-        metadata |= _label(image.folder if self.labels is None else self._label_by_table(image))
+        metadata |= _label(image.folder) if self.labels is None else label
         if image.tile is not None:
             box = {BOX: list(image.tile.box)} | ({WINDOW: list(image.tile.window)} if image.tile.window else {})
             return FolderImage(id, image.tile, metadata | box)
@@ -238,6 +226,9 @@ def item_id(source: ImageSource, path: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
+# ---- list
+
+
 def list_images_of(
     given: str | Path,
     *,
@@ -263,8 +254,11 @@ def list_images_of(
         InvalidRequest: two images have the same path, the table lists no image, or see `find_images`.
     """
     sources, images = _found(given, prune=prune)
-    table = find_table(given, labels)
-    by_file = None if table is None or not images else _labels_by_file(table, sources, images, given)
+    table, by_file = find_table(given, labels), None
+    if table is not None and images:
+        whole = [PackedImage(sources[one.source], one) for one in images]
+        found = table_labels(read_rows(table), whole, given)
+        by_file = {(one.source, one.path): own for one, own in zip(images, found, strict=True)}
     origins = [origin(source) for source in sources]
     untiled = set()
     if tiling is not None:
@@ -285,22 +279,11 @@ def list_images_of(
     return Listing(sources, origins, by_id, frozenset(untiled), folder, by_file, labels is not None)
 
 
-def _labels_by_file(
-    table: LabelTable, sources: Sequence[ImageSource], images: Sequence[ListedImage], given: str | Path
-) -> dict[tuple[int, str], tuple[str, ...]]:
-    whole = [PackedImage(sources[one.source], one) for one in images]
-    found = table_labels(read_rows(table), whole, given)
-    return {(one.source, one.path): labels for one, labels in zip(images, found, strict=True)}
-
-
 def check_images(given: str | Path, *, prune: bool = False, labels: LabelTable | None = None) -> int | None:
     """Report what `list_images_of` would refuse, as far as it is known quickly.
 
     Returns:
         The number of images of a folder; None for archives and addresses, which are listed only once.
-
-    Raises:
-        NoImages, InvalidRequest: see `list_images_of`.
     """
     if labels is not None:
         read_rows(labels)
@@ -327,13 +310,13 @@ def _found(given: str | Path, *, prune: bool) -> tuple[list[ImageSource], list[L
     return [ImageSource(str(given), str(place.resolve()))], []
 
 
-def find_changes(
-    listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bool = False, unique: bool = True
-) -> FolderChanges:
-    """Compare images with the metadata of the items that a collection holds.
+# ---- compare
+
+
+def find_changes(listing: Listing, known: Known, *, prune: bool = False, unique: bool = True) -> FolderChanges:
+    """Compare images with the items that a collection holds.
 
     Args:
-        known: metadata of indexed items by id.
         prune: removed files will be deleted from the collection; log the folders whose items are kept.
         unique: no other folder has these origins; otherwise pruning keeps all items, since their files may be there.
 
@@ -349,36 +332,37 @@ def find_changes(
             f"{listing.sources[0].given} holds no images, and the collection holds none of its images; give a folder "
             "of images."
         )
+    held = {id: image for id, image in listing.images.items() if id in known}
     wanted = {
         id: image
         for id, image in listing.images.items()
-        if id not in known or not listing.state(image).items() <= known[id].items()
+        if id not in held or not listing.state(image).items() <= known[id].items()
+    }
+    moved = {
+        id: offset
+        for id, image in held.items()
+        if id not in wanted and not (offset := listing.offset(image)).items() <= known[id].items()
     }
     labels = {
         id: patch
-        for id, image in (listing.images if listing.relabels else {}).items()
-        if id in known and (patch := listing.label_patch(image, known[id]))
+        for id, image in (held if listing.relabels else {}).items()
+        if (patch := listing.label_patch(image, known[id]))
     }
     return FolderChanges(
-        wanted=tuple(starmap(listing.item, wanted.items())),
-        unchanged=len(listing.images) - len(wanted.keys() | labels.keys()),
-        moved={
-            id: listing.offset(image)
-            for id, image in listing.images.items()
-            if id not in wanted and not listing.offset(image).items() <= known[id].items()
-        },
-        labels=labels,
-        gone=gone,
-        kept=kept if prune else 0,
-        known=frozenset(known),
+        tuple(starmap(listing.item, wanted.items())),
+        len(listing.images) - len(wanted.keys() | labels.keys()),
+        moved,
+        labels,
+        gone,
+        kept if prune else 0,
+        frozenset(known),
     )
 
 
-def _gone(listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bool) -> tuple[tuple[str, ...], int]:
+def _gone(listing: Listing, known: Known, *, prune: bool) -> tuple[tuple[str, ...], int]:
     """Return the items whose file was removed; and how many more have a file that may exist but cannot be seen."""
-    hidden = cache(why_hidden)
-    roots = {name: Path(one.absolute) for name, one in zip(listing.origins, listing.sources, strict=True)}
-    folders = {name for name, one in zip(listing.origins, listing.sources, strict=True) if not one.archive}
+    hidden = cache(_why_hidden)
+    sources = dict(zip(listing.origins, listing.sources, strict=True))
     removed = cache(lambda origin: listing.folder in Path(origin).parents and not os.path.lexists(origin))
     gone: list[str] = []
     kept = Counter[Path]()
@@ -386,13 +370,14 @@ def _gone(listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bo
         origin, path = str(one.get("root")), str(one.get("path", ""))
         if id in listing.images:
             continue
-        lost = origin not in roots and OFFSET in one and removed(origin)  # an archive of the folder
-        if lost or (origin in roots and (origin, path) not in listing.untiled):
+        source = sources.get(origin)
+        lost = source is None and OFFSET in one and removed(origin)  # an archive of the folder
+        if lost or (source is not None and (origin, path) not in listing.untiled):
             above: Iterable[Path] = ()
-            if lost:
+            if source is None:
                 above = (up for up in Path(origin).parents if listing.folder in (up, *up.parents))
-            elif origin in folders:
-                above = (roots[origin] / up for up in PurePosixPath(path).parents[:-1])
+            elif not source.archive:
+                above = (Path(source.absolute, up) for up in PurePosixPath(path).parents[:-1])
             place = next(filter(hidden, above), None)
             if place is None:
                 gone.append(id)
@@ -408,25 +393,7 @@ def _gone(listing: Listing, known: Mapping[str, Mapping[str, Any]], *, prune: bo
     return tuple(gone), sum(kept.values())
 
 
-def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
-    """Log the origins of missing items whose files another folder may have."""
-    archives = {
-        name: f":{PurePosixPath(one.absolute).name}"
-        for name, one in zip(listing.origins, listing.sources, strict=True)
-        if one.archive
-    }
-    for origin, count in Counter(origins).items():
-        log.warning(
-            "%d items of source %s are not in %s but are kept, because another folder may have the same source, and "
-            "these files; to delete them, repeat with --source %s",
-            count,
-            origin,
-            listing.sources[0].given,
-            shlex.quote(origin.removesuffix(archives.get(origin, ""))),
-        )
-
-
-def why_hidden(folder: Path) -> str | None:
+def _why_hidden(folder: Path) -> str | None:
     """Return why a folder may hold files that cannot be seen, or None."""
     link = "is a link to a folder, and such links are not followed"
     try:
@@ -440,7 +407,22 @@ def why_hidden(folder: Path) -> str | None:
         return f"cannot be listed ({error.strerror})"
 
 
-# ---- samples
+def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
+    """Log the origins of missing items whose files another folder may have."""
+    named = zip(listing.origins, listing.sources, strict=True)
+    archives = {name: f":{PurePosixPath(one.absolute).name}" for name, one in named if one.archive}
+    for origin, count in Counter(origins).items():
+        log.warning(
+            "%d items of source %s are not in %s but are kept, because another folder may have the same source, and "
+            "these files; to delete them, repeat with --source %s",
+            count,
+            origin,
+            listing.sources[0].given,
+            shlex.quote(origin.removesuffix(archives.get(origin, ""))),
+        )
+
+
+# ---- what an archive says about an image: the texts of its sample in WebDataset
 
 
 def metadata_of(
@@ -452,9 +434,6 @@ def metadata_of(
 
     Args:
         texts: what `PackedImage.read_texts` returned; None: read them.
-
-    Raises:
-        OSError, NNCLRHubError: a text cannot be read.
     """
     key = {"__key__": image.key} if image.key else {}
     metadata: dict[str, Any] = key

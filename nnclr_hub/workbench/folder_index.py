@@ -7,16 +7,12 @@ items whose file was removed. Every batch is durable when it is done, so an inte
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.images.pool import decoding_processes
-from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.images.tile import Tile
 from nnclr_hub.images.tiles import Tiling, is_empty
 from nnclr_hub.read_ahead import batches, read_ahead
@@ -26,15 +22,16 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import NewImage
 from nnclr_hub.workbench.folder_changes import (
-    BOX,
     FolderChanges,
     FolderImage,
     IndexReport,
+    Known,
     Listing,
     find_changes,
     list_images_of,
 )
-from nnclr_hub.workbench.ingestion import Draft, embed_read, read_image, store_images
+from nnclr_hub.workbench.image_record import BOX
+from nnclr_hub.workbench.ingestion import Read, embed_read, read_image, store_images
 
 BATCH = 64
 # of files in a batch; decoded they take about ten times as much memory, and two batches are in memory at once
@@ -80,15 +77,32 @@ def index_folder(
     collection, embedder = write(lambda collection, embedder: (collection, embedder))
     reading = embedder.reading  # a re-embedding keeps it
     listing = list_images_of(folder, prune=prune, tiling=tiling, reading=reading, labels=labels)
-    known = _known(collection)
+    from_folders = pages(collection, {"must": [{"key": "root", "exists": True}]}, limit=PAGE, with_vector=False)
+    known = {item.id: dict(item.metadata) for items in from_folders for item in items}
     _refuse_clash(collection, listing, known)
     if not prune:
         _refuse_other_tiles(collection, listing, known)
     changes = find_changes(listing, known, prune=prune)
     begin(changes)
-    new = [(one, NewImage(one.id, one.path, one.metadata, thumbnails)) for one in changes.wanted]
     _update(write, changes.moved)
-    failed, empty = _add(write, new, reading, tiling, progress)
+
+    def read(file: FolderImage) -> Read:
+        return read_image(NewImage(file.id, file.path, file.described().metadata, thumbnails), reading)
+
+    failed: list[tuple[FolderImage, str]] = []
+    empty: list[FolderImage] = []
+    done = 0
+    with decoding_processes(images=None if tiling is not None else len(changes.wanted)):
+        for files, results in read_ahead(batches(changes.wanted, BATCH, _bytes, MAX_BATCH_BYTES), read):
+            good: list[tuple[FolderImage, Read]] = []
+            for file, one in zip(files, results, strict=True):
+                if tiling is not None and tiling.skip_empty and not isinstance(one, ImageError) and is_empty(one[0]):
+                    empty.append(file)
+                else:
+                    good.append((file, one))
+            failed += _store(write, good)
+            done += len(files)
+            progress(done, len(changes.wanted))
     _update(write, changes.labels)
     removed = 0
     for ids in batches(changes.gone, PAGE) if prune else ():
@@ -96,40 +110,19 @@ def index_folder(
     return changes.report(failed, removed, listing.left_out, empty)
 
 
-def _update(write: Write, patches: Mapping[str, Mapping[str, Any]]) -> None:
+def _store(write: Write, found: Sequence[tuple[FolderImage, Read]]) -> list[tuple[FolderImage, str]]:
+    """Embed images that were read, and upsert them in one durable write; return those that could not be read."""
+
+    def store(collection: Collection, embedder: Embedder) -> list[ImageError | None]:
+        return store_images(collection, embed_read([one for _, one in found], embedder))
+
+    errors = zip(found, write(store), strict=True)
+    return [(file, str(error)) for (file, _), error in errors if error is not None]
+
+
+def _update(write: Write, patches: Known) -> None:
     for some in batches(patches.items(), PAGE):
         write(lambda collection, _, some=some: collection.update_each(dict(some)))
-
-
-def _add(
-    write: Write,
-    new: Sequence[tuple[FolderImage, NewImage]],
-    reading: ImageReading,
-    tiling: Tiling | None,
-    progress: Progress,
-) -> tuple[list[tuple[FolderImage, str]], list[FolderImage]]:
-    """Store images batch by batch; return those that could not be read, with the reason, and empty tiles."""
-    failed: list[tuple[FolderImage, str]] = []
-    empty: list[FolderImage] = []
-    done = 0
-    every = batches(new, BATCH, lambda one: _bytes(one[0]), MAX_BATCH_BYTES)
-    with decoding_processes(images=None if tiling is not None else len(new)):
-        for batch, results in read_ahead(every, lambda one: _read(*one, reading)):
-            if tiling is not None and tiling.skip_empty:
-                blank = [not isinstance(one, ImageError) and one[0] is not None and is_empty(one[0]) for one in results]
-                empty += [file for (file, _), skip in zip(batch, blank, strict=True) if skip]
-                done += sum(blank)
-                batch = [one for one, skip in zip(batch, blank, strict=True) if not skip]
-                results = [one for one, skip in zip(results, blank, strict=True) if not skip]
-            errors = write(partial(_store, images=[image for _, image in batch], results=results))
-            failed += [(file, str(error)) for (file, _), error in zip(batch, errors, strict=True) if error is not None]
-            done += len(batch)
-            progress(done, len(new))
-    return failed, empty
-
-
-def _read(file: FolderImage, new: NewImage, reading: ImageReading) -> tuple[AnyImage | None, Draft] | ImageError:
-    return read_image(replace(new, metadata=file.described().metadata), reading)
 
 
 def _bytes(one: FolderImage) -> int:
@@ -140,17 +133,10 @@ def _bytes(one: FolderImage) -> int:
     return (right - left) * (bottom - top)
 
 
-def _store(
-    collection: Collection,
-    embedder: Embedder,
-    images: Sequence[NewImage],
-    results: Sequence[tuple[AnyImage | None, Draft] | ImageError],
-) -> list[ImageError | None]:
-    """Embed images that were read, and upsert them in one durable write; return an error or None for each."""
-    return store_images(collection, images, embed_read(results, embedder))
+# ---- what is refused
 
 
-def _refuse_other_tiles(collection: Collection, listing: Listing, known: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_other_tiles(collection: Collection, listing: Listing, known: Known) -> None:
     """Refuse to add tiles next to other tiles, or whole images, of the same files; pruning replaces them."""
     files = set(map(listing.file_of, listing.images.values())) - listing.untiled
     other = [
@@ -178,13 +164,7 @@ def _cut(items: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(items)} tiles (--tile {side}{overlap})"
 
 
-def _known(collection: Collection) -> dict[str, dict[str, Any]]:
-    """Return the metadata of the items that came from a folder, by id."""
-    indexed = pages(collection, {"must": [{"key": "root", "exists": True}]}, limit=PAGE, with_vector=False)
-    return {item.id: dict(item.metadata) for items in indexed for item in items}
-
-
-def _refuse_clash(collection: Collection, listing: Listing, known: Mapping[str, Mapping[str, Any]]) -> None:
+def _refuse_clash(collection: Collection, listing: Listing, known: Known) -> None:
     """Refuse a second folder with the same relative paths, which would overwrite the first; a moved folder is fine."""
     for id in listing.images.keys() & known.keys():
         other, root = str(known[id]["root"]), listing.origins[listing.images[id].source]

@@ -23,6 +23,8 @@ FILE_HASH = "file_sha256"
 HASHES = (PIXEL_HASH, FILE_HASH)  # which no edit of metadata changes
 BOX, WINDOW = "box", "window"  # metadata keys of a tile; see `Tile`
 OFFSET = "archive_offset"  # metadata key of an image in an archive; see `ListedImage`
+PLACE = frozenset({"root", "path", "size", "mtime"})  # in the metadata of all images that indexing sends
+OWNED = PLACE | {PIXEL_HASH, FILE_HASH, BOX, WINDOW, OFFSET}  # metadata keys that users do not write
 SIDE = 256  # pixels of the longer side
 # Noise and fine texture of 256 x 256 take up to 63 kB at quality 85; at 10 no image takes more than 20 kB.
 QUALITIES = (85, 60, 30, 10)

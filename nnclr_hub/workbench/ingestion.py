@@ -1,4 +1,4 @@
-"""Put a few images into a collection: read, embed, upsert.
+"""Put images into a collection: read, embed, upsert.
 
 items = embed_images(request.images, embedder)      # an item or an ImageError for each
 errors = store_images(collection, request.images, items)
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,119 +17,92 @@ import numpy as np
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.inputs import as_source
 from nnclr_hub.errors import ImageError, ModelError
-from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.images.pool import run_isolated
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench.add_request import NewImage
-from nnclr_hub.workbench.image_record import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW, record
+from nnclr_hub.workbench.image_record import FILE_HASH, OWNED, PIXEL_HASH, PLACE, record
 from nnclr_hub.workbench.originals import Originals, file_hash
 
-DECODED_AT_ONCE = 8
-PLACE = frozenset({"root", "path", "size", "mtime"})  # in the metadata of all images that indexing sends
-OWNED = PLACE | {PIXEL_HASH, FILE_HASH, BOX, WINDOW, OFFSET}
+DECODED_AT_ONCE = 8  # one image may take 120 MB
+NO_VECTOR = np.zeros(0, np.float32)
+Read = tuple[Any, Item] | ImageError  # an image or None, and its item without a vector
 
 
-@dataclass(frozen=True)
-class Draft:
-    """An item without its vector."""
-
-    id: str
-    metadata: Mapping[str, Any]
-    thumbnail: bytes | None
-
-    def item(self, vector: np.ndarray | ImageError, model: str) -> Item | ImageError:
-        """Return the item with a vector (D,), or the error.
-
-        Raises:
-            ModelError: the vector is not finite.
-        """
-        if isinstance(vector, ImageError):
-            return vector
-        if not np.isfinite(vector).all():
-            raise ModelError(
-                f"The model {model} returned NaN or infinity for an image; check its weights, or choose another model."
-            )
-        return Item(self.id, vector, self.metadata, self.thumbnail)
-
-
-def read_image(
-    new: NewImage, reading: ImageReading, *, with_image: bool = True
-) -> tuple[AnyImage | None, Draft] | ImageError:
-    """Return the upright image with what is stored of it; or why it cannot be read.
+def read_image(new: NewImage, reading: ImageReading, *, with_image: bool = True) -> Read:
+    """Return the upright image with the item that is stored of it, which lacks a vector; or why it cannot be read.
 
     Args:
         reading: of the encoder that embeds it.
         with_image: False: return None instead of the image.
     """
-
     try:
         pixel_hash, thumbnail, image = run_isolated(record, as_source(new.image), reading, new.thumbnail, with_image)
     except ImageError as error:
         return error
     metadata = {key: value for key, value in new.metadata.items() if key != FILE_HASH}
-    return image, Draft(new.item_id, {**metadata, PIXEL_HASH: pixel_hash}, thumbnail)
+    return image, Item(new.item_id, NO_VECTOR, {**metadata, PIXEL_HASH: pixel_hash}, thumbnail)
+
+
+def with_vector(read: Read, vector: np.ndarray | ImageError, model: str) -> Item | ImageError:
+    """Return the item of an image with its vector (D,), or the error.
+
+    Raises:
+        ModelError: the vector is not finite.
+    """
+    if isinstance(read, ImageError):
+        return read
+    if isinstance(vector, ImageError):
+        return vector
+    if not np.isfinite(vector).all():
+        raise ModelError(
+            f"The model {model} returned NaN or infinity for an image; check its weights, or choose another model."
+        )
+    return replace(read[1], vector=vector)
 
 
 def embed_images(images: Sequence[NewImage], embedder: Embedder) -> list[Item | ImageError]:
-    """Read and embed images; return an item or an error for each.
-
-    Only a few images are decoded at a time, since one may take 120 MB.
-    """
-    read = partial(read_image, reading=embedder.reading)
-    some = read_ahead(batches(images, DECODED_AT_ONCE), read)
+    """Read and embed images; return an item or an error for each."""
+    some = read_ahead(batches(images, DECODED_AT_ONCE), partial(read_image, reading=embedder.reading))
     return [item for _, results in some for item in embed_read(results, embedder)]
 
 
-def embed_read(
-    results: Sequence[tuple[AnyImage | None, Draft] | ImageError], embedder: Embedder
-) -> list[Item | ImageError]:
+def embed_read(results: Sequence[Read], embedder: Embedder) -> list[Item | ImageError]:
     """Embed images that `read_image` returned; return an item or an error for each."""
     images = [result[0] for result in results if not isinstance(result, ImageError) and result[0] is not None]
     vectors = iter(embedder.embed_each(images) if images else [])
     return [
-        result if isinstance(result, ImageError) else result[1].item(next(vectors), embedder.name) for result in results
+        result if isinstance(result, ImageError) else with_vector(result, next(vectors), embedder.name)
+        for result in results
     ]
 
 
 def store_images(
     collection: Collection,
-    images: Sequence[NewImage],
     items: Sequence[Item | ImageError],
+    images: Sequence[NewImage] = (),
     originals: Originals | None = None,
 ) -> list[ImageError | None]:
     """Upsert embedded images in one durable write; return an error or None for each.
 
     Args:
-        originals: keeps the files of images that are bytes, if it has a quota.
+        originals: keeps the files of `images` that are bytes, if it has a quota.
     """
-    if originals is not None and not originals.most_bytes:
-        originals = None
+    keep = originals if originals is not None and originals.most_bytes else None
     files: dict[str, bytes] = {}
-    good: list[Item] = []
-    for image, item in zip(images, items, strict=True):
-        if isinstance(item, ImageError):
-            continue
-        if originals is not None and isinstance(image.image, bytes):
-            hash = file_hash(image.image)
-            files[hash] = image.image
-            item = replace(item, metadata={**item.metadata, FILE_HASH: hash})
-        good.append(item)
+    good = [item for item in items if not isinstance(item, ImageError)]
+    if keep is not None:
+        given = {image.item_id: image.image for image in images}
+        for i, item in enumerate(good):
+            if isinstance(data := given.get(item.id), bytes):
+                files[hash := file_hash(data)] = data
+                good[i] = replace(item, metadata={**item.metadata, FILE_HASH: hash})
     if good:
         good = _refresh(collection, good)
-        with nullcontext() if originals is None else _keep_files(originals, collection, good, files):
+        with nullcontext() if keep is None else _keep_files(keep, collection, good, files):
             collection.upsert(good)
     return [item if isinstance(item, ImageError) else None for item in items]
-
-
-def _refresh(collection: Collection, items: Sequence[Item]) -> list[Item]:
-    """Return items; images that are indexed again get the metadata that a user added."""
-    indexed = [item.id for item in items if is_indexed(item.metadata)]
-    kept = {item.id: item.metadata for item in collection.get(indexed)} if indexed else {}
-    return [
-        replace(item, metadata=refreshed(kept[item.id], item.metadata)) if item.id in kept else item for item in items
-    ]
 
 
 @contextmanager
@@ -149,9 +122,16 @@ def _keep_files(
         originals.remove_unused(one for one in replaced - files.keys() if isinstance(one, str))
 
 
-def is_indexed(metadata: Mapping[str, Any]) -> bool:
-    """Return whether an image is of a folder, an archive or an address that is indexed."""
-    return metadata.keys() >= PLACE
+# ---- images that are indexed or imported again: what their user has written stays
+
+
+def _refresh(collection: Collection, items: Sequence[Item]) -> list[Item]:
+    """Return items; images that are indexed again get the metadata that a user added."""
+    indexed = [item.id for item in items if item.metadata.keys() >= PLACE]
+    kept = {item.id: item.metadata for item in collection.get(indexed)} if indexed else {}
+    return [
+        replace(item, metadata=refreshed(kept[item.id], item.metadata)) if item.id in kept else item for item in items
+    ]
 
 
 def refreshed(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.labels import first_names
 from nnclr_hub.missing_values import is_missing
 from nnclr_hub.probe.linear_probe import Label
+from nnclr_hub.store import settings
 from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import value_of
@@ -68,9 +69,7 @@ def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
     """Return the labels that a JSON value represents; None: it has no label, see `is_missing`.
 
     Strings and whole numbers are labels, true and false become "true" and "false"; a list holds several labels.
-
-    Raises:
-        InvalidRequest: if the value is a fraction, an object or a nested list.
+    Fractions, objects and nested lists are refused.
     """
     if isinstance(value, list | tuple):
         each = [label_of(one, where) for one in value if not isinstance(one, list | tuple)]
@@ -95,12 +94,7 @@ def label_text(metadata: Mapping[str, Any], field: str) -> str | None:
 
 
 def require_field(collection: Collection, field: str, where: Where | None) -> int:
-    """Return how many items have the field.
-
-    Raises:
-        InvalidRequest: if no item has it; names the existing fields.
-        InvalidFilter: if `where` is not a valid filter.
-    """
+    """Return how many items have the field; raise InvalidRequest with the existing fields if none has it."""
     if where is not None:
         collection.count(where)  # raises if it is not a valid filter
     number = collection.count(_with_field(field, where))
@@ -122,14 +116,15 @@ def labeled_items(
     Args:
         field: metadata key; its value is a label or a list of labels.
         progress: called with (done, total), counted in items with the field.
-
-    Raises:
-        InvalidRequest: if no item has the field, its values are not labels, there are fewer than two labels, or the
-            vectors do not fit into memory.
     """
-    total = require_field(collection, field, where)
-    _refuse_more_than_fit(total, collection.spec.dim)
-    vectors, found, done = np.empty((total, collection.spec.dim), np.float32), [], 0
+    total, dim = require_field(collection, field, where), collection.spec.dim
+    most = settings.default_index_memory() // (8 * dim)  # two copies of float32
+    if total > most:
+        raise InvalidRequest(
+            f"{total} items are too many to fit on: this machine's memory holds {most} vectors of length {dim}; select "
+            "fewer items with a filter."
+        )
+    vectors, found, done = np.empty((total, dim), np.float32), [], 0
     for items in pages(collection, _with_field(field, where), limit=PAGE):
         for item in items[: total - done]:  # items that are added while this runs are ignored
             vectors[len(found)] = item.vector
@@ -145,17 +140,6 @@ def labeled_items(
     read = LabeledVectors(unit_rows(vectors[: len(labels)]), labels, several, left_out)
     refuse_few(labels, several, f"The field {field!r} of {collection.name!r}", _fields(collection))
     return read
-
-
-def _refuse_more_than_fit(total: int, dim: int) -> None:
-    from nnclr_hub.store.settings import default_index_memory
-
-    most = default_index_memory() // (8 * dim)  # two copies of float32
-    if total > most:
-        raise InvalidRequest(
-            f"{total} items are too many to fit on: this machine's memory holds {most} vectors of length {dim}; select "
-            "fewer items with a filter."
-        )
 
 
 def refuse_few(labels: Sequence[tuple[Label, ...]], several: bool, what: str, hint: str) -> None:

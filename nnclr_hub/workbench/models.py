@@ -57,16 +57,8 @@ class Encoders:
         backend: what runs the network, as in `load_encoder`.
     """
 
-    def __init__(
-        self,
-        default: str | None = None,
-        *,
-        device: str | None = None,
-        backend: str | None = None,
-    ) -> None:
-        self._default = default
-        self._device = device
-        self._backend = backend
+    def __init__(self, default: str | None = None, *, device: str | None = None, backend: str | None = None) -> None:
+        self._default, self._device, self._backend = default, device, backend
         self._loaded: dict[str, Embedder] = {}
         self._lock = threading.Lock()
 
@@ -77,11 +69,7 @@ class Encoders:
         return self._default or default_model()
 
     def get(self, source: str | None = None) -> Embedder:
-        """Return the encoder of that source, loaded once.
-
-        Raises:
-            ModelError: if it is unavailable.
-        """
+        """Return the encoder of that source, loaded once, or raise ModelError."""
         from nnclr_hub.encoder.loader import load_encoder
 
         source = source or self.default

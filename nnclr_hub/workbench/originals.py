@@ -72,11 +72,7 @@ class Originals:
         return self._counted() if used is None else used
 
     def put(self, hash: str, data: bytes) -> None:
-        """Keep a file durably, unless it is kept already.
-
-        Raises:
-            DiskFull: it would exceed the quota, or there is no space.
-        """
+        """Keep a file durably, unless it is kept already; raise DiskFull beyond the quota, or without space."""
         path = self._path(hash)
         with self.changing:
             if path.is_file():
@@ -89,7 +85,10 @@ class Originals:
                 )
             partial = path.with_suffix(".part")
             try:
-                self._make_folder(path.parent)
+                for folder in (self._folder, path.parent):
+                    if not folder.is_dir():
+                        folder.mkdir(exist_ok=True)
+                        fsync_folder(folder.parent)
                 with partial.open("wb") as file:
                     file.write(data)
                     file.flush()
@@ -120,17 +119,14 @@ class Originals:
         """
         try:
             with self.changing:
-                self._remove_unused(hashes)
+                kept = sorted({one for one in hashes if _HASH.fullmatch(one) and self._path(one).is_file()})
+                for some in batches(kept, MAX_IN):
+                    for unused in set(some) - self._in_use(some):
+                        path = self._path(unused)
+                        self._used = self.used - path.stat().st_size
+                        path.unlink()
         except (NNCLRHubError, OSError) as error:
             log.warning("originals without an item were not deleted; the next start tries again (%s)", error)
-
-    def _remove_unused(self, hashes: Iterable[str]) -> None:
-        kept = sorted({one for one in hashes if _HASH.fullmatch(one) and self._path(one).is_file()})
-        for some in batches(kept, MAX_IN):
-            for unused in set(some) - self._in_use(some):
-                path = self._path(unused)
-                self._used = self.used - path.stat().st_size
-                path.unlink()
 
     def sweep(self) -> None:
         """Delete all files that no item has; log errors, as `remove_unused`."""
@@ -149,13 +145,6 @@ class Originals:
         found = [collection.get(ids)] if ids is not None else pages(collection, where, with_vector=False)
         hashes = (item.metadata.get(FILE_HASH) for items in found for item in items)
         return [one for one in hashes if isinstance(one, str)]
-
-    def _make_folder(self, folder: Path) -> None:
-        """Create a folder of files durably."""
-        for one in (self._folder, folder):
-            if not one.is_dir():
-                one.mkdir(exist_ok=True)
-                fsync_folder(one.parent)
 
     def _counted(self) -> int:
         total = 0

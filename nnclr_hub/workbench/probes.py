@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, 
 from nnclr_hub.workbench.payload import decode_base64, decode_vector
 from nnclr_hub.workbench.portion import portion
 from nnclr_hub.workbench.table_items import path_of
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 PROBE = "probe"
 CARD = "card.json"
@@ -46,25 +48,21 @@ LEAST = 3  # rows of a class of which one is held out: two remain, one of which 
 MOST_CONFUSED = 50  # classes for which a table of confusions is readable
 MOST_SHOT = 2000  # rows per fit of the few-shot curve, which needs many fits
 BATCH = 32  # images that are embedded at a time
+MAX_NAMED = 100  # unreadable images in a result
 Validation = tuple[np.ndarray, "np.ndarray | list[Label]"] | None
 
 
 @dataclass(frozen=True)
-class FitOptions:
-    """How to fit.
+class FitOptions(Request):
+    """How to fit; see `fit_linear_probe`."""
 
-    l2: strength of the penalty; None selects it.
-    balanced: give every class the same weight, however rare it is.
-    threshold: see `LinearProbe`.
-    reject_far: see `fit_linear_probe`.
-    device: "cpu" or "cuda"; None: the CPU.
-    """
-
-    l2: float | None = None
-    balanced: bool = False
-    threshold: float | None = None
-    reject_far: float | None = None
-    device: str | None = None
+    l2: float | None = option("L2 penalty; null: chosen on held-out rows", None, ge=0)
+    balanced: bool = option("weight classes equally", False)
+    threshold: float | None = option("lowest probability; below it, no class is predicted", None, ge=0, le=1)
+    reject_far: float | None = option(
+        "predict none for vectors far from all labeled ones; the share of good ones to lose", None
+    )
+    device: str | None = option("cpu or cuda; null: the CPU", None, hidden=True)
 
 
 @dataclass(frozen=True)
@@ -151,6 +149,60 @@ class KeptProbe:
 # ---- fit
 
 
+@dataclass(frozen=True, kw_only=True)
+class ProbeFit(FitOptions):
+    """A probe to fit on a metadata field of a collection, or on labeled items."""
+
+    name: str = option("name of the probe")
+    collection: str | None = option("name or alias of the collection", None)
+    field: str | None = option("metadata key that holds the label of an item, or a list of labels", None)
+    where: Where | None = option("fit only on items that match the filter", None)
+    model: str | None = option("model of the items' vectors; for images, null means the default model", None)
+    items: Sequence[Mapping[str, Any]] | None = option("labels, each with a vector or an image", None)
+    replace: bool = option("replace a probe of the same name", False)
+    source: str | None = option("where a server has the model", None, hidden=True)
+
+    def validate(self) -> None:
+        """Raise InvalidRequest unless there is one source of rows."""
+        super().validate()
+        check_name(self.name, "Probe name")
+        if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):
+            raise InvalidRequest("Give either collection and field, or items.")
+
+
+@dataclass(frozen=True)
+class ProbeFitted:
+    """A probe that is kept at the end of the task."""
+
+    name: str
+    fitted: FittedProbe
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the scores, and the first images that could not be read."""
+        about = self.fitted.kept(self.name).about
+        numbers = {name: about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
+        errors = [{"index": index, "detail": reason} for index, reason in self.fitted.broken[:MAX_NAMED]]
+        probe = self.fitted.probe
+        return {"probe": self.name, "classes": len(probe.classes), "l2": probe.l2, **numbers, "errors": errors}
+
+
+@task("probe_fit", ProbeFit, path="/probes")
+def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> ProbeFitted:
+    """Fit a probe, and keep it with the store."""
+    if request.items is None:
+        assert request.field is not None
+        collection = bench.collection(request.collection)
+        fitted = fit_on_collection(collection, request.field, request.where, request, progress=context.progress)
+    else:
+        images = any(one.get("image") is not None for one in request.items)
+        source = request.source or request.model
+        embedder = bench.models.get(source) if images or source else None
+        fitted = fit_on_examples(request.items, embedder, request, progress=context.progress)
+    context.raise_if_cancelled()
+    context.at_end(partial(keep_probe, kept=fitted.kept(request.name), replace=request.replace))
+    return ProbeFitted(request.name, fitted)
+
+
 def fit_on_collection(
     collection: Collection,
     field: str,
@@ -176,7 +228,6 @@ def fit_on_examples(
     embedder: Embedder | None,
     options: FitOptions = FitOptions(),
     *,
-    decode: Callable[[str, str], bytes] = decode_base64,
     progress: Progress = lambda done, total: None,
 ) -> FittedProbe:
     """Fit a probe on examples; images that cannot be read are left out, by their positions.
@@ -185,12 +236,11 @@ def fit_on_examples(
         examples: JSON objects with `label` (one, a list of them, or "" for none), and either `vector` (of any length)
             or `image`; see `payload`.
         embedder: embeds the images; the vectors come from it. None: their encoder is unknown.
-        decode: returns the bytes of an image by its text and the name of the field.
 
     Raises:
         InvalidRequest: if vectors differ in length, images have no embedder, or there are fewer than two classes.
     """
-    vectors, broken = _embed(examples, embedder, decode, portion(progress, 0, 0.5))
+    vectors, broken = _embed(examples, embedder, portion(progress, 0, 0.5))
     labels = {i: label_of(examples[i]["label"], f"The label of item {i}") for i in vectors}
     labeled = {i: label for i, label in labels.items() if label is not None}
     left_out = {"unreadable": len(broken), "no label": len(labels) - len(labeled)}
@@ -210,7 +260,6 @@ def fit_on_examples(
 def _embed(
     examples: Sequence[Mapping[str, Any]],
     embedder: Embedder | None,
-    decode: Callable[[str, str], bytes],
     progress: Progress,
 ) -> tuple[dict[int, np.ndarray], list[tuple[int, str]]]:
     """Return the vectors of the examples by position, and the reasons of the images that have none."""
@@ -225,7 +274,7 @@ def _embed(
     for start in range(0, len(images), BATCH):
         assert embedder is not None
         some = images[start : start + BATCH]
-        data = [decode(examples[i]["image"], f"image of item {i}") for i in some]
+        data = [decode_base64(examples[i]["image"], f"image of item {i}") for i in some]
         found |= zip(some, embedder.embed_each(data), strict=True)
         progress(start + len(some), len(images))
     broken = [(i, str(one)) for i, one in sorted(found.items()) if isinstance(one, ImageError)]

@@ -10,6 +10,7 @@ written all the time. Writes wait only while the last few changes are copied and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -28,7 +29,9 @@ from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.image_record import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
+from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.sources import read_source
+from nnclr_hub.workbench.tasks import Cancelled, Request, TaskContext, option, task
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
@@ -37,17 +40,10 @@ if TYPE_CHECKING:
 PAGE = 1000  # items to compare at once
 FETCHED = 256  # items whose vectors and thumbnails are in memory at once
 ROUNDS = 20  # looks at the log before writes must wait, if writers are as fast as the encoder
+MAX_NAMED = 100  # items that are left out in a result
 NAMED = 5  # items that an error message names before it only counts
 # what `read_source` reads without a hash of the pixels
 _FILE = (FILE_HASH, "root", "path", "size", "mtime", OFFSET, BOX, WINDOW)
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """An item's metadata, and why it cannot be embedded."""
-
-    metadata: Mapping[str, Any]
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -66,6 +62,40 @@ class Reembedded:
     embedded: int
     left_out: tuple[tuple[str, str], ...] = ()
     kept: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the numbers, and the first of the items that are left out, without paths of this machine."""
+        left_out = [{"item": item, "reason": without_paths(reason)} for item, reason in self.left_out]
+        return {**vars(self), "left_out": left_out[:MAX_NAMED], "left_out_count": len(left_out)}
+
+
+@dataclass(frozen=True)
+class ReembedRequest(Request):
+    """A new encoder for a collection."""
+
+    collection: str = option("name or alias of the collection")
+    model: str = option("the new encoder")
+    skip_missing: bool = option("skip items whose file is missing or changed", False)
+    writes_stopped: bool = option(
+        "nothing else writes to the collection until the job is done. Required over Milvus, which keeps no log of "
+        "changes; a store in a folder accepts writes",
+        False,
+    )
+    source: str | None = option("where a server has the model", None, hidden=True)
+
+
+@task("reembed", ReembedRequest, path="/collections/{collection}/reembed")
+def reembed_collection(bench: Workbench, request: ReembedRequest, context: TaskContext) -> Reembedded:
+    """Build a copy of the collection with another encoder, then swap the two; see `reembed`."""
+    options = {"skip_missing": request.skip_missing, "writes_stopped": request.writes_stopped}
+    model, folders = request.source or request.model, bench.source_folders
+    try:
+        context.raise_if_cancelled()
+        return reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
+    except Cancelled:
+        with suppress(CollectionNotFound):  # the collection is deleted
+            abandon(bench, request.collection)
+        raise
 
 
 def reembed(
@@ -99,68 +129,29 @@ def reembed(
     if not bench.reembedding.acquire(blocking=False):
         raise InvalidRequest("Another collection of this store is being re-embedded; wait until that is done.")
     try:
-        done = _reembed(bench, name, embedder, skip_missing, writes_stopped, folders, progress)
+        bench.store.refuse_if_read_only()
+        old = bench.store.get(name)
+        if old.spec.fingerprint == embedder.fingerprint:
+            return Reembedded(None, old.count(), 0)
+        reading = ImageReading.of_source(old.spec.model)
+        if embedder.reading != reading:
+            raise InvalidRequest(
+                f"Collection {name!r} reads {str(reading) or 'all channels of the first page'} of each image, and "
+                f"{embedder.name} reads {str(embedder.reading) or 'all'}; re-embed it with "
+                f"{reading.within(embedder.name)!r}, or index its images into another collection."
+            )
+        if _position(old) is None and not writes_stopped:
+            raise InvalidRequest(
+                f"The store keeps no log of changes, so writes to {name!r} during a re-embedding would be lost. Stop "
+                "all writers, then repeat the call with --writes-stopped (writes_stopped=True)."
+            )
+        read = partial(read_source, reading=reading, folders=folders, originals=bench.originals)
+        done = _Copying(bench.store, old, embedder, read, progress).run(name, skip_missing=skip_missing)
         if bench.originals is not None:
             bench.originals.sweep()
         return done
     finally:
         bench.reembedding.release()
-
-
-def _reembed(
-    bench: Workbench,
-    name: str,
-    embedder: Embedder,
-    skip_missing: bool,
-    writes_stopped: bool,
-    folders: Sequence[Path] | None,
-    progress: Progress,
-) -> Reembedded:
-    bench.store.refuse_if_read_only()
-    store, old = bench.store, bench.store.get(name)
-    model = embedder.name
-    if old.spec.fingerprint == embedder.fingerprint:
-        return Reembedded(None, old.count(), 0, kept=None)
-    reading = ImageReading.of_source(old.spec.model)
-    if embedder.reading != reading:
-        raise InvalidRequest(
-            f"Collection {name!r} reads {str(reading) or 'all channels of the first page'} of each image, and "
-            f"{model} reads {str(embedder.reading) or 'all'}; re-embed it with "
-            f"{reading.within(model)!r}, or index its images into another collection."
-        )
-    at = _position(old)
-    if at is None and not writes_stopped:
-        raise InvalidRequest(
-            f"The store keeps no log of changes, so writes to {name!r} during a re-embedding would be lost. Stop all "
-            "writers, then repeat the call with --writes-stopped (writes_stopped=True)."
-        )
-    new = _copy_of(store, old, embedder)
-    read = partial(read_source, reading=reading, folders=folders, originals=bench.originals)
-    copying = _Copying(old, new, embedder, read, at, progress)
-    copying.build()
-    if copying.left_out and not new.count():  # nor did earlier calls leave anything to continue with
-        store.drop(new.name)
-        raise _none_embedded(name, model, copying.left_out)
-    for _ in range(ROUNDS):
-        if copying.follow() <= BATCH:
-            break
-
-    def finish() -> None:  # while writes to the old collection wait; a cancellation must not come here
-        copying.progress = lambda done, total: None
-        copying.follow()
-        if copying.left_out and not skip_missing:
-            raise _some_not_embedded(name, model, old.count(), copying.left_out)
-        if new.count() != (wanted := old.count() - len(copying.left_out)):
-            raise StoreError(
-                f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
-                "stop that and repeat the call."
-            )
-        if new.spec.indexed != old.spec.indexed:  # changed since the copy was created
-            new.change_indexed(old.spec.indexed)
-
-    kept = store.promote(new.name, old.name, finish)
-    reasons = tuple((_label(id, left.metadata), left.reason) for id, left in sorted(copying.left_out.items()))
-    return Reembedded(new.name, new.count(), copying.embedded, reasons, kept)
 
 
 def abandon(bench: Workbench, name: str) -> list[str]:
@@ -179,9 +170,6 @@ def abandon(bench: Workbench, name: str) -> list[str]:
     if bench.originals is not None:
         bench.originals.sweep()
     return copies
-
-
-# ---- the copy
 
 
 def _copy_name(name: str, fingerprint: str) -> str:
@@ -219,40 +207,57 @@ class _Copying:
     The vector of an item depends only on the file that its metadata records. So an item is embedded if the copy does
     not have it with the same record. Otherwise only its metadata and thumbnail are copied.
 
+    left_out: metadata and reason of items that cannot be embedded, by id.
+
     Args:
         read: returns the source image of an item by its metadata, or why it is unavailable.
-        at: the last change before the first item is read, and its log; None: compare all items instead of following.
     """
 
     def __init__(
         self,
+        store: VectorStore,
         old: Collection,
-        new: Collection,
         embedder: Embedder,
         read: Callable[[Mapping[str, Any]], AnyImage | str],
-        at: tuple[int, str] | None,
         progress: Progress,
     ) -> None:
-        self._old, self._new, self._embedder, self._read = old, new, embedder, read
-        self._at = at
-        self.progress = progress
+        self._store, self._old, self._embedder, self._read, self._progress = store, old, embedder, read, progress
+        self._at = _position(old)  # before the first item is read
+        self._new = _copy_of(store, old, embedder)
         self._passed = 0  # items of the old collection that `_differing` has compared
-        self.embedded = 0
-        self.left_out: dict[str, LeftOut] = {}
+        self._embedded = 0
+        self._left_out: dict[str, tuple[Mapping[str, Any], str]] = {}
 
-    def build(self) -> None:
-        """Copy everything that the copy lacks."""
-        total = self._old.count()
+    def run(self, name: str, *, skip_missing: bool) -> Reembedded:
+        """Build the copy, follow the writes to the old collection, and give the copy its name."""
+        old, new, total = self._old, self._new, self._old.count()
         with decoding_processes(images=total):
-            self._update(self._differing(), lambda: self.progress(min(self._passed, total), total))
-        self.progress(total, total)
+            self._update(self._differing(), lambda: self._progress(min(self._passed, total), total))
+        self._progress(total, total)
+        if self._left_out and not new.count():  # nor did earlier calls leave anything to continue with
+            self._store.drop(new.name)
+            raise self._none_embedded(name)
+        for _ in range(ROUNDS):
+            if self._update(self._changed(), lambda: self._progress(total, total)) <= BATCH:
+                break
 
-    def follow(self) -> int:
-        """Copy what changed since the last look at the log; return how many items were written or deleted."""
-        total = self._old.count()
-        return self._update(self._changed(), lambda: self.progress(total, total))
+        def finish() -> None:  # while writes to the old collection wait; a cancellation must not come here
+            self._update(self._changed(), lambda: None)
+            if self._left_out and not skip_missing:
+                raise self._some_not_embedded(name)
+            if new.count() != (wanted := old.count() - len(self._left_out)):
+                raise StoreError(
+                    f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
+                    "stop that and repeat the call."
+                )
+            if new.spec.indexed != old.spec.indexed:  # changed since the copy was created
+                new.change_indexed(old.spec.indexed)
+
+        kept = self._store.promote(new.name, old.name, finish)
+        return Reembedded(new.name, new.count(), self._embedded, tuple(self._reasons()), kept)
 
     def _changed(self) -> Iterable[str]:
+        """Return what changed since the last look at the log; without a log, what differs."""
         if self._at is None:
             return self._differing()
         since, log = self._at
@@ -265,7 +270,7 @@ class _Copying:
                 since = page.next
         except ChangesUnavailable:  # the log was trimmed
             self._at = _position(self._old)
-            return chain(self._differing(), list(self.left_out))  # some may be deleted now
+            return chain(self._differing(), list(self._left_out))  # some may be deleted now
         self._at = since, log
         return ids
 
@@ -282,78 +287,102 @@ class _Copying:
                 yield other.id
                 other = next(theirs, None)
             self._passed += 1
-            if other is None or other.id != item.id:
+            same = other is not None and other.id == item.id
+            if other is None or not same or other.metadata != item.metadata:
                 yield item.id
-                continue
-            if other.metadata != item.metadata:
-                yield item.id
-            other = next(theirs, None)
-        while other is not None:
-            yield other.id
-            other = next(theirs, None)
+            other = next(theirs, None) if same else other
+        yield from (one.id for one in chain([other] if other else [], theirs))
 
     def _update(self, ids: Iterable[str], step: Callable[[], None]) -> int:
         """Make the copy hold these items as the old collection does now; return how many were written or deleted."""
         written = 0
 
-        def stale() -> Iterator[Item]:
+        def to_embed() -> Iterator[Item]:
             nonlocal written
             for some in batches(ids, FETCHED):
-                to_embed, copied, gone = self._sorted(some)
-                if copied:
-                    self._new.upsert(copied)
+                theirs = {item.id: item for item in self._new.get(some)}
+                ours = {item.id: item for item in self._old.get(some)}
+                held = [
+                    replace(item, vector=theirs[id].vector)
+                    for id, item in ours.items()
+                    if id in theirs and _record(theirs[id].metadata) == _record(item.metadata)
+                ]
+                gone = [id for id in some if id not in ours]
+                if held:
+                    self._new.upsert(held)
                 if gone:
                     written += self._new.delete(gone)
-                written += len(copied)
-                if copied or gone:
+                for id in gone:
+                    self._left_out.pop(id, None)
+                written += len(held)
+                if held or gone:
                     step()
-                yield from to_embed
+                copied = {item.id for item in held}
+                for id, item in ours.items():
+                    metadata, _ = self._left_out.get(id, ({}, ""))
+                    if id not in copied and not (metadata and _record(metadata) == _record(item.metadata)):
+                        yield item
 
-        for items, sources in read_ahead(batches(stale(), BATCH, _size, MAX_BATCH_BYTES), self._source):
-            written += self._store(items, sources)
+        every = batches(to_embed(), BATCH, _size, MAX_BATCH_BYTES)
+        for items, sources in read_ahead(every, lambda item: self._read(item.metadata)):
+            self._embed(items, sources)
+            written += len(items)
             step()
         return written
 
-    def _sorted(self, ids: Sequence[str]) -> tuple[list[Item], list[Item], list[str]]:
-        """Return the items to embed, those whose vector the copy has, and the ids to delete from it."""
-        theirs = {item.id: item for item in self._new.get(ids)}
-        ours = {item.id: item for item in self._old.get(ids)}
-        to_embed, copied = [], []
-        for id, item in ours.items():
-            left, there = self.left_out.get(id), theirs.get(id)
-            if there is not None and _record(there.metadata) == _record(item.metadata):
-                copied.append(replace(item, vector=there.vector))
-            elif left is None or _record(left.metadata) != _record(item.metadata):
-                to_embed.append(item)
-        for id in ids:
-            if id not in ours:
-                self.left_out.pop(id, None)
-        return to_embed, copied, [id for id in ids if id not in ours]
-
-    def _source(self, item: Item) -> AnyImage | str:
-        return self._read(item.metadata)
-
-    def _store(self, items: Sequence[Item], sources: Sequence[AnyImage | str]) -> int:
+    def _embed(self, items: Sequence[Item], sources: Sequence[AnyImage | str]) -> None:
         """Embed and store items; leave out those without an image, also if the copy has them with an earlier image."""
         images = [source for source in sources if not isinstance(source, str)]
         vectors = iter(self._embedder.embed_each(images) if images else [])
         embedded: list[Item] = []
-        failed: dict[str, LeftOut] = {}
+        failed: dict[str, tuple[Mapping[str, Any], str]] = {}
         for item, source in zip(items, sources, strict=True):
             result = source if isinstance(source, str) else next(vectors)
             if isinstance(result, np.ndarray):
                 embedded.append(replace(item, vector=result))
+                self._left_out.pop(item.id, None)
             else:
-                failed[item.id] = LeftOut(item.metadata, str(result))
+                failed[item.id] = item.metadata, str(result)
         if embedded:
             self._new.upsert(embedded)
         if failed:
             self._new.delete(list(failed))
-        for item in embedded:
-            self.left_out.pop(item.id, None)
-        self.left_out |= failed
-        self.embedded += len(embedded)
-        return len(items)
+        self._left_out |= failed
+        self._embedded += len(embedded)
+
+    def _reasons(self) -> list[tuple[str, str]]:
+        """Return the path, or else the id, of the items that are left out, with the reason."""
+        return [(str(metadata.get("path", id)), why) for id, (metadata, why) in sorted(self._left_out.items())]
+
+    def _examples(self) -> str:
+        more = len(self._left_out) - NAMED
+        some = [f"{name}: {reason}" for name, reason in self._reasons()[:NAMED]]
+        return "; ".join(some) + (f"; and {more} more" if more > 0 else "")
+
+    def _some_not_embedded(self, name: str) -> StoreError:
+        return StoreError(
+            f"{len(self._left_out)} of the {self._old.count()} items of {name!r} cannot be re-embedded "
+            f"({self._examples()}). Restore the files or {_update_hint(name)}, and repeat the call; or leave these "
+            f"items out with `nnclr store reembed {name} --model {self._embedder.name} --skip-missing`. Finished work "
+            f"is kept until `nnclr store reembed {name} --abandon`."
+        )
+
+    def _none_embedded(self, name: str) -> StoreError:
+        if any(Path(str(metadata.get("root", ""))).is_absolute() for metadata, _ in self._left_out.values()):
+            hint = f"or {_update_hint(name)}, and repeat the call."
+        else:
+            hint = (
+                "and repeat the call; or, if they are on another machine or no longer exist, index the images with "
+                f"--model {self._embedder.name} into a collection of another name."
+            )
+        return StoreError(
+            f"None of the {len(self._left_out)} items of {name!r} can be re-embedded ({self._examples()}), and the "
+            f"collection was not changed. Restore the files {hint}"
+        )
+
+
+def _update_hint(name: str) -> str:
+    return f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
 
 
 def _record(metadata: Mapping[str, Any]) -> list[Any]:
@@ -372,44 +401,3 @@ def _size(item: Item) -> int:
 def _walk(collection: Collection) -> Iterator[Item]:
     for items in pages(collection, limit=PAGE, with_vector=False):
         yield from items
-
-
-# ---- error messages
-
-
-def _some_not_embedded(name: str, model: str, count: int, left_out: Mapping[str, LeftOut]) -> StoreError:
-    """Return the error for a collection of which some items cannot be embedded."""
-    return StoreError(
-        f"{len(left_out)} of the {count} items of {name!r} cannot be re-embedded ({_examples(left_out)}). Restore the "
-        f"files or {_update_hint(name)}, and repeat the call; or leave these items out with `nnclr store reembed "
-        f"{name} --model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
-    )
-
-
-def _none_embedded(name: str, model: str, left_out: Mapping[str, LeftOut]) -> StoreError:
-    """Return the error for a collection of which no item can be embedded."""
-    if any(Path(str(one.metadata.get("root", ""))).is_absolute() for one in left_out.values()):
-        hint = f"or {_update_hint(name)}, and repeat the call."
-    else:
-        hint = (
-            "and repeat the call; or, if they are on another machine or no longer exist, index the images with "
-            f"--model {model} into a collection of another name."
-        )
-    return StoreError(
-        f"None of the {len(left_out)} items of {name!r} can be re-embedded ({_examples(left_out)}), and the collection "
-        f"was not changed. Restore the files {hint}"
-    )
-
-
-def _update_hint(name: str) -> str:
-    return f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
-
-
-def _label(id: str, metadata: Mapping[str, Any]) -> str:
-    """Return the path of an item, or its id."""
-    return str(metadata.get("path", id))
-
-
-def _examples(left_out: Mapping[str, LeftOut]) -> str:
-    some = [f"{_label(id, one.metadata)}: {one.reason}" for id, one in sorted(left_out.items())[:NAMED]]
-    return "; ".join(some) + (f"; and {len(left_out) - NAMED} more" if len(left_out) > NAMED else "")

@@ -9,10 +9,10 @@ A run does not record whether its process is alive, so a run whose log has not c
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -58,11 +58,7 @@ def list_runs(folder: Path) -> list[Run]:
 
 
 def read_report(folder: Path, name: str) -> bytes:
-    """Return the report of a run from `list_runs`: HTML, not to be trusted more than its author.
-
-    Raises:
-        RunNotFound: if there is no such run, or it has no report yet.
-    """
+    """Return the report of a run from `list_runs`: HTML, not to be trusted more than its author."""
     path = next((one for one in _folders(Path(folder)) if one.relative_to(folder).as_posix() == name), None)
     if path is None:
         raise RunNotFound(f"No run is named {name!r:.150}; list the runs to see their names.")
@@ -110,29 +106,20 @@ def _about(path: Path) -> dict[str, Any]:
 
 
 def _last_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the last lines of the log that can be parsed."""
+    """Return the numbers of the last lines of the log that can be parsed; JSON cannot represent a NaN."""
+    found = []
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL))
-            text = file.read(TAIL).decode("utf-8", "replace")
+            lines = file.read(TAIL).decode("utf-8", "replace").splitlines()
     except OSError:
         return []
-    found = []
-    for line in text.splitlines():
-        try:
+    for line in lines:
+        with suppress(ValueError):  # cut off at its start, or not yet complete
             one = json.loads(line)
-        except ValueError:  # cut off at its start, or not yet complete
-            continue
-        if isinstance(one, dict):
-            found.append(
-                {key: value for key, value in one.items() if isinstance(value, int | float) and _is_finite(value)}
-            )
+            items = one.items() if isinstance(one, dict) else ()
+            found.append({key: n for key, n in items if isinstance(n, int | float) and abs(n) < 1e300})
     return found
-
-
-def _is_finite(value: float) -> bool:
-    """Return whether JSON can represent the value: a loss may be NaN."""
-    return abs(value) < 1e300 and math.isfinite(value)
 
 
 def _changed(path: Path) -> float | None:

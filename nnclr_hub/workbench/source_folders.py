@@ -31,11 +31,7 @@ class Place:
 
 
 class SourceFolders:
-    """The folders that a server may read, by name.
-
-    Args:
-        folders: as configured; they need not exist.
-    """
+    """The folders that a server may read, by name. They need not exist."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._roots: dict[str, Path] = {}
@@ -61,9 +57,6 @@ class SourceFolders:
         Args:
             source: one of `names`; None: the only one.
             folder: below it; "" for all of it.
-
-        Raises:
-            InvalidRequest: if there is no such folder; names the existing ones.
         """
         name = self._named(source)
         root = self._roots[name]
@@ -77,14 +70,7 @@ class SourceFolders:
         return place
 
     def again(self, root: str, folder: str) -> Place:
-        """Return a folder that `find` returned earlier, possibly before a restart with other folders.
-
-        Args:
-            root: its path.
-
-        Raises:
-            InvalidRequest: if it may no longer be read.
-        """
+        """Return a folder that `find` returned earlier, unless a restart with other folders forbids to read it."""
         if root not in map(str, self._roots.values()):
             raise InvalidRequest(
                 f"This server no longer reads the folder {_name_of(Path(root))!r}; add it to NNCLR_SOURCE_FOLDERS."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,7 +63,14 @@ def read_original(
         raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r:.150}.")
     found = _read(item.metadata, ImageReading.of_source(collection.spec.model), folders, originals)
     if not isinstance(found, str):
-        return _shown(*found)
+        data, image = found
+        media_type = None
+        with suppress(UnidentifiedImageError), Image.open(io.BytesIO(data)) as opened:  # or a reader's format
+            media_type = SHOWN.get(opened.format or "")
+        if media_type is None:
+            for_people(image).save(file := io.BytesIO(), "PNG", compress_level=1)
+            data, media_type = file.getvalue(), "image/png"
+        return Original(data, media_type, "source")
     if item.thumbnail is None:
         raise ItemNotFound(f"Item {id!r} has no image, because it was added as a vector or without a thumbnail.")
     return Original(item.thumbnail, "image/jpeg", "thumbnail", found)
@@ -109,21 +117,17 @@ def _read(
             return "its file has changed"
         box = metadata.get(BOX)
         if box is not None:  # a tile of an image that may be too large to read as a whole
-            return _tile(Tile(str(path), tuple(box), metadata.get(WINDOW)), metadata, reading)
-        if offset is None:
-            data = path.read_bytes()
+            source: bytes | Tile = Tile(str(path), tuple(box), metadata.get(WINDOW))
+        elif offset is None:
+            source = path.read_bytes()
         else:
             archive = ImageSource(root, root, True, stat.st_mtime)
-            data = PackedImage(archive, ListedImage(0, relative, metadata["size"], 0.0, offset)).read()
+            source = PackedImage(archive, ListedImage(0, relative, metadata["size"], 0.0, offset)).read()
     except (OSError, ValueError, TypeError, KeyError):
         return "its file is missing"
     except (ImageError, InvalidRequest) as error:
         return str(error)
-    return _checked(data, metadata, reading)
-
-
-def _tile(tile: Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
-    return _checked(tile, metadata, reading)
+    return _checked(source, metadata, reading)
 
 
 def _checked(source: bytes | Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
@@ -134,16 +138,3 @@ def _checked(source: bytes | Tile, metadata: Mapping[str, Any], reading: ImageRe
     assert image is not None
     data = source if isinstance(source, bytes) else b""
     return (data, image) if metadata.get(PIXEL_HASH) in (None, found) else "its file has changed"
-
-
-def _shown(data: bytes, image: AnyImage) -> Original:
-    try:
-        with Image.open(io.BytesIO(data)) as opened:
-            media_type = SHOWN.get(opened.format or "")
-    except UnidentifiedImageError:  # a reader's format
-        media_type = None
-    if media_type is not None:
-        return Original(data, media_type, "source")
-    file = io.BytesIO()
-    for_people(image).save(file, "PNG", compress_level=1)
-    return Original(file.getvalue(), "image/png", "source")

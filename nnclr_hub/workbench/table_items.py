@@ -43,9 +43,6 @@ def table_values(collection: Collection, rows: TableRows, key: str = LABEL) -> T
 
     Args:
         key: metadata key of labels.
-
-    Raises:
-        InvalidRequest: see `match_items`.
     """
     found = match_items(collection, rows)
     keys = {column: key if column == LABEL else column for column in rows.rows[0].cells if column != UNCERTAIN}
@@ -70,11 +67,7 @@ def _existing_values(collection: Collection, keys: Sequence[str]) -> dict[str, l
 
 
 def match_items(collection: Collection, rows: TableRows) -> Matched[str]:
-    """Find the items that rows name, by id.
-
-    Raises:
-        InvalidRequest: see `TableRows.match` and `TableRows.check`.
-    """
+    """Find the items that rows name, by id; see `TableRows.match` and `TableRows.check` for errors."""
     ids = [row.id for row in rows.rows if is_item_id(row.id)]
     found = rows.match(named_item(item) for some in batches(ids, AT_ONCE) for item in collection.get(some))
     if not found.cells:  # no row has the id of an item

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -264,7 +265,7 @@ class Workbench:
             items = embedded[1] if embedded is not None and embedded[0] is collection else None
             if items is None:
                 items = embed_images(request.images, self.embedder_of(collection))
-            return store_images(collection, request.images, items, self.originals)
+            return store_images(collection, items, request.images, self.originals)
 
         return self.store.write(name, add)
 
@@ -381,6 +382,10 @@ class Workbench:
         return self.models.get(model).embed_each(images)
 
     # ---- long work
+
+    def abandon_reembed(self, name: str) -> None:
+        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
+        import_module("nnclr_hub.workbench.reembedding").abandon(self, name)  # which imports this module
 
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON."""

@@ -15,14 +15,13 @@ from nnclr_hub.errors import DiskFull, JobNotFound, NNCLRHubError, NotReady, Ope
 from nnclr_hub.store.records import KEPT_ELSEWHERE, Records
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.staging import folder_of, renew, unstage
-from nnclr_hub.workbench.tasks import Cancelled, Interrupted, Task, TaskContext
+from nnclr_hub.workbench.staging import folder_of, renew, staged, unstage
+from nnclr_hub.workbench.tasks import Cancelled, Interrupted, Task, TaskContext, all_tasks
 
 from ..problems import status_of
 from ..telemetry import Metrics
 from .background import RetryingModels
 from .job import JobStatus, State, log_state
-from .kinds import all_kinds
 from .records import JobRecords
 
 log = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class Jobs:
         self._metrics = metrics
         self._max_waiting = waiting
         self._keep = keep
-        self.tasks = all_kinds() if tasks is None else tasks
+        self.tasks = own_tasks() if tasks is None else tasks
         self._queues: dict[str, queue.SimpleQueue[ActiveJob | None]] = {}  # by kind
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
@@ -342,6 +341,8 @@ class Jobs:
         )
         bench = copy.copy(self._bench)  # shares the store and the locks
         bench.models = RetryingModels(bench.models, wait)
+        if ticket is not None:
+            values["path"] = str(staged(ticket).path)
         try:
             result = task.run(bench, task.request.from_json(values), context)
         except Cancelled:
@@ -386,6 +387,12 @@ class Jobs:
                 log.error("cannot save a job, retrying in %g s (%s)", RETRY_S, error)
                 if self._stop.wait(RETRY_S):
                     raise Interrupted from error
+
+
+def own_tasks() -> dict[str, Task]:
+    """Return the tasks of the registry; imports of images are another kind, so that those of vectors do not wait."""
+    tasks = all_tasks()
+    return {**tasks, "add": tasks["import"]}
 
 
 def _ended(job: JobStatus, state: State, **changes: Any) -> JobStatus:

@@ -16,7 +16,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench, file_import, folder_index
 from nnclr_hub.workbench.staging import complete, folder_of, partial_file, staged
 from nnclr_hub.workbench.tasks import Interrupted, TaskContext
-from serving.jobs.kinds import all_kinds
+from serving.jobs.jobs import own_tasks
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def run(server, kind: str, hidden: dict, **params):
 
 
 def add(server, ticket: str, most: int = 20_000_000):
-    return run(server, "add", {"upload": ticket}, collection="photos", max_bytes=most)
+    return run(server, "add", {"upload": ticket, "max_bytes": most}, collection="photos", format="zip")
 
 
 def test_images_are_added_with_their_folder_as_label_and_errors_are_listed(
@@ -91,12 +91,12 @@ def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection
     add_images = Workbench.add_images
     monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(120), add_images(*given))[1])
     jobs, tickets = server.app.state.jobs, [ticket({"a.jpg": image_files[i]}) for i in range(20)]
-    made = [jobs.submit("add", {"collection": "photos", "max_bytes": 10**6}, {"upload": one}) for one in tickets]
+    made = [jobs.submit("add", {"collection": "photos", "format": "zip"}, {"upload": one}) for one in tickets]
     failing = ticket({"a.jpg": image_files[0]})
     for job in made:
         jobs.cancel(job.id)
     going.set()
-    assert run(server, "add", {"upload": failing}, collection="nowhere", max_bytes=10**6).state == "failed"
+    assert run(server, "add", {"upload": failing}, collection="nowhere", format="zip").state == "failed"
     until(lambda: not any(map(waits, [*tickets, failing])))
     assert {jobs.get(job.id).state for job in made} <= {"cancelled", "done"}
 
@@ -116,8 +116,9 @@ def attempt(server, ticket: str, *, until: int | None = None):
     context = TaskContext(
         lambda done, total: reported.append(done), check, folder=folder_of(ticket), state=NOTES.get(ticket), save=keep
     )
-    task = all_kinds()["add"]
-    request = task.request.from_json({"collection": "photos", "max_bytes": 10**6})
+    task = own_tasks()["add"]
+    path = str(staged(ticket).path)
+    request = task.request.from_json({"collection": "photos", "max_bytes": 10**6, "path": path, "format": "zip"})
     try:
         return task.run(server.bench, request, context).as_json()
     except Interrupted:
@@ -186,7 +187,8 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
         if path not in kept:
             path.rename(path.with_suffix(".away"))
     params = {"collection": "photos", "folder": "cut", "prune": True}
-    assert run(server, "index", {"root": str(root)}, **params).result["added"] == 20
+    first = run(server, "index", {"root": str(root)}, **params)
+    assert first.result["added"] == 20
     for path in folder.rglob("*.away"):
         path.rename(path.with_suffix(".jpg"))
     changed, gone, *_ = kept
@@ -204,7 +206,7 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
         context = TaskContext(
             lambda done, total, reported=reported: reported.append(done), check, state=notes[-1], save=notes.append
         )
-        task = all_kinds()["index"]
+        task = own_tasks()["index"]
         try:
             request = task.request.from_json({**params, "root": str(root)})
             body = task.run(server.bench, request, context).as_json()

@@ -28,7 +28,11 @@ def parameters(verb: str) -> set[str]:
 
 
 def test_the_convenience_constructor_takes_every_field():
-    assert set(inspect.signature(SearchQuery.of).parameters) == QUERY | EXAMPLE
+    every = {"k": 3, "offset": 1, "exact": True, "with_vector": True, "with_percentile": True, "effort": 9}
+    every |= {"score_threshold": 0.5, "group_by": "label", "where": {"must": [{"key": "n", "exists": True}]}}
+    query = SearchQuery.of(image=b"x", box=(0, 0, 1, 1), **every)
+    assert {name: getattr(query, name) for name in every} == every
+    assert every.keys() | {"positive", "negative"} == QUERY
 
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])

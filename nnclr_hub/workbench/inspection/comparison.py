@@ -22,7 +22,7 @@ import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
-from nnclr_hub.encoder.hand_crafted import HandCrafted
+from nnclr_hub.encoder.hand_crafted import FLOORS, HandCrafted
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.decode import decode_image
 from nnclr_hub.inspect.neighbors import nearest
@@ -34,6 +34,7 @@ from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.inspection.subject import Report, inspected_files
 from nnclr_hub.workbench.labels import label_text
 from nnclr_hub.workbench.portion import portion
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -125,6 +126,41 @@ def compare_sources(
     readable = [i for i in range(len(listed.files)) if not any(i in one.broken for one in extracted)]
     vectors = [np.asarray(one.raw)[readable] for one in extracted]
     return compare_vectors([name for name, _ in sources], vectors, [listed.labels[i] for i in readable])
+
+
+@dataclass(frozen=True)
+class ComparisonRequest(Request):
+    """The encoders to compare, and the labels to compare them by."""
+
+    collection: str = option("name or alias of the collection")
+    models: Sequence[str] = option("names of models, or hand-crafted features; the others are compared with the first")
+    field: str = option("metadata key of the label of an item", "label")
+    source: Sequence[str | None] | None = option("where a server has each model", None, hidden=True)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison on a collection."""
+
+    collection: str
+    field: str
+    comparison: EncoderComparison
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON."""
+        return {"collection": self.collection, "field": self.field, **self.comparison.as_json()}
+
+
+@task("comparison", ComparisonRequest, path="/collections/{collection}/comparisons")
+def compare_encoders(bench: Any, request: ComparisonRequest, context: TaskContext) -> Compared:
+    """Compare encoders on a collection; names of hand-crafted features are not models."""
+    collection = bench.collection(request.collection)
+    sources = [
+        (name, FLOORS[name] if name in FLOORS else bench.models.get(source))
+        for name, source in zip(request.models, request.source or request.models, strict=True)
+    ]
+    found = compare_on_collection(collection, sources, request.field, progress=context.progress)
+    return Compared(collection.name, request.field, found)
 
 
 def compare_on_collection(

@@ -29,6 +29,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -41,9 +42,11 @@ from nnclr_hub.probe.cross_validation import out_of_fold
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress
+from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench.inspection.subject import Report, Subject, collection_subject
-from nnclr_hub.workbench.inspections import INSPECTION, LABEL_NEXT, MAX_LABEL_NEXT, KeptInspection
+from nnclr_hub.workbench.inspections import INSPECTION, LABEL_NEXT, MAX_LABEL_NEXT, KeptInspection, keep_inspection
 from nnclr_hub.workbench.portion import portion
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +222,50 @@ def write_findings(found: Mapping[str, Any], folder: Path, paths: Mapping[str, s
 
 
 # ---- find
+
+
+@dataclass(frozen=True)
+class InspectionRequest(Request):
+    """What to inspect."""
+
+    collection: str = option("name or alias of the collection")
+    field: str = option("metadata key of the label of an item", "label")
+    write_fields: bool = option(
+        "write the findings into the metadata of the items, as `inspection.cluster`, `inspection.outlier`, "
+        "`inspection.duplicates`, `inspection.suspect` and so on, so that filters and facets can refer to them",
+        False,
+    )
+    label_next: int = option("number of items to label next, at most", LABEL_NEXT, ge=1, le=MAX_LABEL_NEXT)
+
+    def validate(self) -> None:
+        """Raise InvalidFilter for an invalid key."""
+        super().validate()
+        check_key(self.field)
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """An inspection that is kept at the end of the task."""
+
+    kept: KeptInspection
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the collection, and the state that was inspected."""
+        return {"collection": self.kept.collection, **self.kept.about}
+
+
+@task("inspection", InspectionRequest, path="/collections/{collection}/inspections")
+def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> Inspected:
+    """Inspect a collection, and keep the inspection with the store."""
+    collection = bench.collection(request.collection)
+    share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest
+    finding = portion(context.progress, 0, share)
+    kept = inspect_collection(collection, request.field, label_next=request.label_next, progress=finding)
+    if request.write_fields:
+        update = partial(bench.update_each, collection.name)
+        kept = write_fields(collection, kept, update, progress=portion(context.progress, share, 1))
+    context.at_end(partial(keep_inspection, kept=kept))
+    return Inspected(kept)
 
 
 def inspect_collection(
