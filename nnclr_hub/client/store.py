@@ -82,7 +82,7 @@ class RemoteAliases:
 
 
 class RemoteStore(VectorStore):
-    """The collections and aliases of a server. Records, renaming and promotion stay with the server."""
+    """The collections and aliases of a server. Records and promotion stay with the server."""
 
     read_only = False  # the server refuses writes itself
 
@@ -142,8 +142,8 @@ class RemoteStore(VectorStore):
         return self._aliases.list()
 
     def rename(self, name: str, to: str) -> None:
-        """Raise InvalidRequest: REST has no route for it."""
-        refuse("rename a collection with `nnclr store rename` on the machine of the server")
+        """Rename a collection; its aliases follow."""
+        self._connection.send(Call("PATCH", _path(name), json={"name": to}))
 
     def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
         """Raise InvalidRequest: only a re-embedding of the server itself replaces a collection."""
