@@ -11,11 +11,11 @@ def test_a_collection_of_a_server_is_exported_renamed_and_imported_elsewhere(tmp
     with PLACES["http"](tmp_path) as url:
         with open_store(url) as store:
             store.create("c", CollectionSpec(4)).upsert([Item(f"i{i}", np.eye(4)[i], {"n": i}) for i in range(4)])
-        code, out, err = nnclr("store", "export", "c", tmp_path / "out", "--server", url)
+        code, _, err = nnclr("store", "export", "c", tmp_path / "out", "--server", url)
         assert code == 0, err
-        code, out, err = nnclr("store", "import", tmp_path / "out", "--collection", "d", "--store", tmp_path / "local")
+        code, _, err = nnclr("store", "import", tmp_path / "out", "--collection", "d", "--store", tmp_path / "local")
         assert code == 0, err
-        code, out, err = nnclr("store", "rename", "c", "e", "--server", url)
+        code, _, err = nnclr("store", "rename", "c", "e", "--server", url)
         assert code == 0, err
         assert nnclr("store", "backup", "--server", url)[0] == 2
         assert nnclr("store", "repair", "e", "--server", url)[0] == 2
