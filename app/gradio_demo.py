@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -195,7 +195,7 @@ def build(demo: Demo) -> gr.Blocks:
         with gr.Tab("Attention"):
             with gr.Row():
                 source = gr.Image(first, type="pil", label="Click a part of the image")
-                attended = gr.Image(demo.attention(first)[0], label="Bright where the encoder looks", interactive=False)
+                attended = gr.Image(label="Bright where the encoder looks", interactive=False)
             parts = gr.Gallery(label="The same part in the six nearest images", columns=PARTS, height="auto")
             source.change(_said(demo.attention), source, [attended, parts], api_name="attention")
             point: Callable[..., Any] = lambda image, event: demo.attention(image, *event.index)  # noqa: E731
@@ -204,7 +204,7 @@ def build(demo: Demo) -> gr.Blocks:
             gr.Markdown(STORY)
             with gr.Row():
                 own = gr.Image(first, type="pil", label="An image", scale=1)
-                pair = gr.Gallery(demo.positive(first), label="One step of NNCLR", columns=3, height="auto", scale=3)
+                pair = gr.Gallery(label="One step of NNCLR", columns=3, height="auto", scale=3)
             gr.Button("Another view").click(_said(demo.positive), own, pair, api_visibility="private")
             own.change(_said(demo.positive), own, pair, api_visibility="private")
             if last := len(demo.moments):
@@ -220,11 +220,14 @@ def build(demo: Demo) -> gr.Blocks:
                 probe = gr.Dropdown(
                     [VOTE], value=VOTE, label="By", info="Neighbors vote; a probe is fitted.", allow_custom_value=True
                 )
-                classes = gr.Label(demo.predict(first, VOTE), label="Classes", num_top_classes=5)
+                classes = gr.Label(label="Classes", num_top_classes=5)
             predict = _said(demo.predict)
             photo.change(predict, [photo, probe], classes, api_name="predict")
             probe.change(predict, [photo, probe], classes, api_visibility="private")
-        # it may have to be fitted, which takes a while
+        # each answer when it is ready; a probe may have to be fitted
+        for answer, shows in ((demo.attention, [attended, parts]), (demo.positive, pair)):
+            page.load(_said(partial(answer, first)), None, shows, api_visibility="private")
+        page.load(_said(partial(demo.predict, first, VOTE)), None, classes, api_visibility="private")
         page.load(_said(lambda: _choice(demo.probes())), None, probe, api_visibility="private")
     return page
 

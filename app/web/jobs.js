@@ -2,7 +2,7 @@
 import {finished, rest} from './api.js';
 import {button, count, keyed, make} from './dom.js';
 
-/** Shares of the progress at which the phases of a kind of job end; see STEPS in nnclr_hub/workbench/inspections.py. @type {Record<string, [number, string][]>} */
+/** Shares of the progress at which the phases of a kind of job end; see STEPS in nnclr_hub/workbench/inspection/findings.py. @type {Record<string, [number, string][]>} */
 const PHASES = {inspection: [[0.09, 'Reading the images'], [0.45, 'Looking for copies'], [0.63, 'Checking the labels'], [0.9, 'Arranging the map'], [1, 'Writing the findings']],
   comparison: [[0.5, 'Embedding the images'], [1, 'Fitting classifiers']]};
 

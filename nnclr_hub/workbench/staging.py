@@ -100,6 +100,11 @@ def staged(ticket: str) -> Staged:
     return Staged(json.loads((folder / NAME).read_text())[0], folder / WHOLE)
 
 
+def folder_of(ticket: str) -> Path:
+    """Return the folder with the file of a ticket."""
+    return _folder() / ticket
+
+
 def renew(ticket: str) -> None:
     """Keep the file of a ticket for another week; does nothing if there is none."""
     if _TICKET.fullmatch(ticket):

@@ -119,6 +119,11 @@ def test_the_page_loads_nothing(report):
     assert "http://" not in page
     assert "https://" not in page
     assert "{{" not in page
+    steps = page[page.index("What to do next") : page.index("</ol>")]
+    for anchor, number in (("duplicates", 1), ("leaks", 1), ("outliers", None), ("unreadable-files", 1)):
+        assert f'href="#{anchor}"' in steps
+        assert f'<section id="{anchor}">' in page
+        assert number is None or f"</a> ({number}): " in steps
 
 
 def test_a_second_run_reads_no_image_again(photos, report, monkeypatch):

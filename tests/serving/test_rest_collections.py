@@ -11,6 +11,7 @@ from nnclr_hub import Client, open_store
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from serving.routes import dependencies
 from serving.routes.dependencies import source_with_reading
 
@@ -73,8 +74,7 @@ def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, 
         assert len(found) == 2  # all but the example
         opened.aliases.point("ü", name)
         assert client.get("/api/v1/collections/%C3%BC").json()["name"] == name
-        job = opened.collection(name).inspect()
-        assert opened.jobs.wait(job.id).state == "done"
+        assert opened.run("inspection", InspectionRequest(name))["number"] == 1
         assert client.patch(path, json={"name": "春"}).json()["name"] == "春"
         assert opened.collection("春").inspections() == [1]
         assert opened.collection("ü").info().name == "春"
@@ -135,20 +135,20 @@ def test_channels_that_do_not_fit_the_model_are_refused(client):
     assert client.delete("/api/v1/collections/odd").status_code == 204
 
 
-def test_items_are_copied_or_moved_with_all_that_they_have(client, collection, image_files):
+def test_items_are_copied_or_moved_with_all_that_they_have(client, server, collection, image_files):
     client.post(f"{collection}/items", files=upload(image_files[:3]))
     items = client.get(f"{collection}/items", params={"with_vector": True}).json()["items"]
     ids = [item["id"] for item in items]
     client.put("/api/v1/collections/copies", json={})
-    client.put("/api/v1/collections/short", json={"dim": 3})
+    server.bench.store.create("alien", CollectionSpec(32, fingerprint="f" * 32))
     assert client.post(f"{collection}/copy", json={"to": "copies", "ids": [*ids[:2], "none"]}).json() == {"copied": 2}
     assert client.post(f"{collection}/copy", json={"to": "copies", "ids": ids, "move": True}).json() == {"copied": 3}
     there = "/api/v1/collections/copies/items"
     assert client.get(there, params={"with_vector": True}).json()["items"] == items
     assert client.get(f"{there}/{ids[0]}/thumbnail").status_code == 200
     assert client.get(f"{collection}/count").json()["count"] == 0
-    answer = client.post("/api/v1/collections/copies/copy", json={"to": "short", "ids": ids, "move": True})
+    answer = client.post("/api/v1/collections/copies/copy", json={"to": "alien", "ids": ids, "move": True})
     is_problem(answer, 409, "fingerprint_mismatch")
     assert client.get("/api/v1/collections/copies/count").json()["count"] == 3
-    for name in ("copies", "short"):
+    for name in ("copies", "alien"):
         client.delete(f"/api/v1/collections/{name}")

@@ -72,6 +72,7 @@ class Finding:
     captions: of the images of an entry.
     fields: what the metadata of the items of an entry says.
     shown: one sheet with an image for each entry, one with all images for each entry, or a table.
+    step: what to do about it, at the top of the report; "" for what needs nothing.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Finding:
     captions: Callable[[Entry], Sequence[str]] = lambda entry: ()
     fields: Callable[[Entry], Mapping[str, Any]] = lambda entry: {}
     shown: Literal["sheet", "groups", "table"] = "sheet"
+    step: str = ""
 
 
 def _surplus(entry: Entry) -> list[tuple[Any, ...]]:
@@ -104,6 +106,7 @@ FINDINGS = (
         _surplus,
         lambda one: _group_caption(one, "equal pixels"),
         shown="groups",
+        step="delete the copies in duplicates.csv",
     ),
     Finding(
         "near_duplicates",
@@ -125,6 +128,7 @@ FINDINGS = (
         lambda one: one["parts"],
         lambda one: {"leak": True},
         shown="groups",
+        step="keep each image in one split, or scores on the test images are not held out",
     ),
     Finding(
         "outliers",
@@ -135,6 +139,7 @@ FINDINGS = (
         lambda one: [(one["item"], one["score"])],
         lambda one: [f"{one['score']:.3f}"],
         lambda one: {"odd": True},
+        step="look whether they are foreign, broken, or rare and valuable",
     ),
     Finding(
         "suspect_labels",
@@ -145,6 +150,7 @@ FINDINGS = (
         lambda one: [(one["item"], one["proposed"], one["label"], one["score"])],
         lambda one: [f"{one['label']} → {one['proposed']}"],
         lambda one: {"suspect": True, "proposed": one["proposed"]},
+        step="correct them, or confirm them in the app",
     ),
     Finding(
         "class_overlap",
@@ -173,6 +179,7 @@ FINDINGS = (
         lambda one: [(one["item"], "")],
         lambda one: [str(one["rank"])],
         lambda one: {"next": one["rank"]},
+        step="label these first: few labels cover the images",
     ),
     Finding(
         "image_problems",
@@ -183,6 +190,7 @@ FINDINGS = (
         lambda one: [(one["item"], ";".join(one["problems"]))],
         lambda one: [", ".join(one["problems"])],
         lambda one: {"problems": one["problems"]},
+        step="take them out of the training images",
     ),
     Finding(
         "broken",
@@ -192,6 +200,7 @@ FINDINGS = (
         ("reason",),
         lambda one: [(one["item"], one["reason"])],
         shown="table",
+        step="repair or delete these files",
     ),
 )
 

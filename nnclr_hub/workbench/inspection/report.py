@@ -32,12 +32,27 @@ TEMPLATE = "report_template.html"
 def write_report(kept: KeptInspection, subject: Subject, folder: Path) -> Path:
     """Write report.html to a folder and return it."""
     page = files("nnclr_hub.workbench.inspection").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    parts = {"title": escape(subject.title), "summary": _summary(kept), "sections": _sections(kept, subject)}
+    parts = {"title": escape(subject.title), "steps": _steps(kept), "summary": _summary(kept)}
+    parts["sections"] = _sections(kept, subject)
     for name, text in (parts | {"map": _map_data(kept, subject)}).items():
         page = page.replace(f"{{{{{name}}}}}", text)
     path = folder / "report.html"
     path.write_text(page, encoding="utf-8", errors="replace")  # file names may be other bytes
     return path
+
+
+def _steps(kept: KeptInspection) -> str:
+    """Say what to do next, each with a link to its images."""
+    lines = [
+        f'<li><a href="#{_anchor(finding.title)}">{escape(finding.title)}</a> ({number}): {escape(finding.step)}.</li>'
+        for finding in FINDINGS
+        if finding.step and (number := len(flagged(kept.findings, finding.name)))
+    ]
+    return f"<ol>{''.join(lines)}</ol>" if lines else "<p>Nothing: the inspection found no problem.</p>"
+
+
+def _anchor(title: str) -> str:
+    return title.lower().replace(" ", "-")
 
 
 def _summary(kept: KeptInspection) -> str:
@@ -74,8 +89,7 @@ def _sections(kept: KeptInspection, subject: Subject) -> str:
             before = sections.get(finding.title) or f"<p>{escape(finding.note.format_map(kept.findings))}</p>"
             sections[finding.title] = before + _body(finding, entries, tiles)
     return "\n".join(
-        f'<section id="{title.lower().replace(" ", "-")}"><h2>{escape(title)}</h2>{body}</section>'
-        for title, body in sections.items()
+        f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>{body}</section>' for title, body in sections.items()
     )
 
 
