@@ -152,14 +152,15 @@ class Encoder:
 
         from nnclr_hub.encoder.backbones import is_convolutional
 
-        with self._building:
-            if self._network is None:  # built once, whichever thread comes first
+        with self._building:  # built once, whichever thread comes first
+            backbone = self._network
+            if backbone is None:
                 given = self._given
                 backbone = given.build() if isinstance(given, DeferredBackbone) else given
                 layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
                 backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
                 self._network = backbone
-            return self._network
+            return backbone
 
     @property
     def weight_bytes(self) -> int:
