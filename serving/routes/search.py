@@ -1,8 +1,8 @@
 """POST /api/v1/collections/{name}/search, as JSON or multipart, and /search/batch.
 
 A search has one hand-off to a thread, in which it runs and its answer is encoded. Images are embedded before, and
-awaited. The first search by an image, and one with a box, needs a second thread, which opens the collection, loads its
-model and cuts out boxes.
+awaited. A second thread comes before it for the first search by an image of a collection, whose model it loads, for a
+box, which it cuts out, and for much base64, which it decodes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ..keys import READ
 from ..limits import in_thread_while_connected, while_connected
 from ..models import Model
 from ..problems import UNREADABLE
-from ..request_bodies import LARGE, check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
+from ..request_bodies import check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
 from ..telemetry import measured
 from ..url_fetcher import Fetched
 from .bodies import (
@@ -60,6 +60,7 @@ from .dependencies import Parts, Router, parts_of
 MAX_QUERIES = 64
 MAX_BATCH_EXAMPLES = 10_000
 MAX_MODELS = 1000  # collections whose model is remembered
+SMALL = 32 << 10  # characters of base64; decoding them takes as long as a hand-off to a thread
 
 
 def _range(low: int, high: int) -> dict[str, Any]:
@@ -216,7 +217,7 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
     fetched = await fetch_each((one.image for one in images if isinstance(one.image, str)), here.fetcher)
     search = _Search(here, name, queries, fetched)
     has_boxes = any(one.box is not None for one in images)
-    small = sum(len(one.image or "") for one in images) <= LARGE
+    small = sum(len(one.image) for one in images if isinstance(one.image, str)) <= SMALL
 
     async def embed_and_run(model: Model) -> _Found | None:
         vectors = await while_connected(request, model.embed_each_async(search.all_images))
