@@ -83,9 +83,8 @@ def read_boxes(folder: Path, short_side: int = 0) -> list[BoxedImage]:
 
 
 def _boxed(image: Image.Image, listed: list[tuple[list[float], str]], short_side: int) -> BoxedImage:
-    side = short_side or max(LEAST_SIDE, min(image.size))
-    width, height = (round(side / min(image.size) * one) for one in image.size)
-    size = (width, height)
+    scale = (short_side or max(LEAST_SIDE, min(image.size))) / min(image.size)
+    size = (round(scale * image.width), round(scale * image.height))
     boxes = np.array([box for box, _ in listed], float) * np.tile(np.divide(size, image.size), 2)
     boxes = np.clip(boxes, 0, np.tile(size, 2))
     full = (boxes[:, 2:] > boxes[:, :2]).all(axis=1)
@@ -193,8 +192,7 @@ def bootstrap(
     places = places.reshape(int(known.sum()), -1)
     member = np.unique(classes[known], return_inverse=True)[1]
     members = np.eye(member.max() + 1)[member]  # (N, C)
-    rng = np.random.default_rng(seed)
-    found = []
+    rng, found = np.random.default_rng(seed), list[float]()
     for _ in range(draws + 1):
         counts = rng.multinomial(len(distinct), np.full(len(distinct), 1 / len(distinct)))
         weight = counts[places].prod(axis=1) if found else np.ones(len(places))  # the first one is the set itself

@@ -68,6 +68,7 @@ def opened_app(settings: Settings, store: str, model: str | None, *, shared: boo
                 engines,  # type: ignore[arg-type]
                 opened,
                 originals_bytes=settings.originals_bytes,
+                source_folders=settings.source_folders,
                 backup_to=settings.backup_to,
             )
             yield create_app(settings, engines, bench)
@@ -127,13 +128,7 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.settings, state.engines, state.workbench, state.metrics = settings, engines, workbench, metrics
     state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
-    state.jobs = Jobs(
-        workbench,
-        metrics,
-        waiting=settings.jobs_waiting,
-        keep=settings.jobs_kept,
-        source_folders=settings.source_folders,
-    )
+    state.jobs = Jobs(workbench, metrics, waiting=settings.jobs_waiting, keep=settings.jobs_kept)
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=metrics) if settings.allow_urls else None
     state.answers = Answers(settings, metrics)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import cast
 
@@ -17,13 +18,14 @@ import numpy as np
 from anyio import CapacityLimiter, to_thread
 from fastapi import Request
 
-from nnclr_hub.errors import ImageError
+from nnclr_hub.errors import ImageError, StoreError
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench import AddRequest, NewImage, Workbench
 from nnclr_hub.workbench.ingestion import read_image, with_vector
 
 from .limits import while_connected
 from .models import Model
+from .telemetry import note_change
 
 WRITERS = 8  # uploads that write or wait for a model at once
 
@@ -48,7 +50,12 @@ class Ingest:
         """
         collection, model = await to_thread.run_sync(_target, bench, name, limiter=self.writers)
         items = await while_connected(request, self._embed(images.images, model))
-        add = partial(bench.add_images, name, images, embedded=(collection, items))
+
+        def add() -> list[ImageError | None]:
+            errors = bench.add_images(name, images, embedded=(collection, items))
+            note_changes(bench, name, errors.count(None))
+            return errors
+
         return await to_thread.run_sync(add, limiter=self.writers)
 
     async def _embed(self, images: Sequence[NewImage], model: Model) -> list[Item | ImageError]:
@@ -69,3 +76,11 @@ def _target(bench: Workbench, name: str) -> tuple[Collection, Model]:
     bench.store.refuse_if_read_only()
     collection = bench.collection(name)
     return collection, cast(Model, bench.embedder_of(collection))
+
+
+def note_changes(bench: Workbench, name: str, count: int) -> None:
+    """Record a write for the log. The collection may have been dropped since, but the write was answered."""
+    seconds = 0.0
+    with suppress(StoreError):
+        seconds = bench.collection(name).statistics().commit_seconds
+    note_change(count, seconds)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,46 +12,65 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
-from serving.jobs import Jobs, Kind, Outcome
+from nnclr_hub.workbench.tasks import Cancelled, Request, Task, TaskContext, option
+from serving.jobs import Jobs
 from serving.telemetry import Metrics
 
 
+@dataclass(frozen=True)
+class WorkRequest(Request):
+    """What a Work does."""
+
+    name: str = option("name")
+    steps: int = option("number of steps", 3)
+    fails: bool = option("ends with an error of the library", False)
+    breaks: bool = option("ends with another error", False)
+    secret: str = option("what clients do not see", "", hidden=True)
+
+
+@dataclass(frozen=True)
+class Made:
+    """The result of a Work."""
+
+    made: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"made": self.made}
+
+
 class Work:
-    """A kind of job whose steps the test allows one by one."""
+    """A task whose steps the test allows one by one."""
 
     def __init__(self) -> None:
         self.steps = threading.Semaphore(0)
         self.begun: list[str] = []
         self.cleaned: list[str] = []
-        self.renewed: list[str] = []
-        self.forgotten: list[str] = []
-        self.inputs: list[bytes] = []
-        self.noted: list[Mapping[str, Any]] = []
+        self.secrets: list[str] = []
+        self.states: list[Mapping[str, Any]] = []
 
-    def run(self, context) -> Outcome:
-        self.begun.append(context.params["name"])
-        self.inputs.append(context.input)
-        self.noted.append(context.notes)
-        context.keep({"begun": len(self.begun)})
-        for step in range(context.params.get("steps", 3)):
-            context.progress(step, context.params.get("steps", 3))
-            while not self.steps.acquire(timeout=0.01):
-                context.check()
-        if context.params.get("fails"):
+    def run(self, bench: Workbench, request: WorkRequest, context: TaskContext) -> Made:
+        try:
+            context.raise_if_cancelled()
+            self.begun.append(request.name)
+            self.secrets.append(request.secret)
+            self.states.append(context.state)
+            context.save({"begun": len(self.begun)})
+            for step in range(request.steps):
+                context.progress(step, request.steps)
+                while not self.steps.acquire(timeout=0.01):
+                    context.raise_if_cancelled()
+        except Cancelled:
+            self.clean(request.name)
+            raise
+        if request.fails:
             raise InvalidRequest(f"No such thing in {Path(__file__).resolve()}.")
-        if context.params.get("breaks"):
+        if request.breaks:
             raise ZeroDivisionError
-        name = context.params["name"]
-        return Outcome({"made": name}, lambda records: records.put(Record("made", name, {})))
+        context.at_end(lambda records: records.put(Record("made", request.name, {})))
+        return Made(request.name)
 
-    def clean(self, bench, params) -> None:
-        self.cleaned.append(params["name"])
-
-    def renew(self, params) -> None:
-        self.renewed.append(params["name"])
-
-    def forget(self, params) -> None:
-        self.forgotten.append(params["name"])
+    def clean(self, name: str) -> None:
+        self.cleaned.append(name)
 
     def let(self, steps: int) -> None:
         for _ in range(steps):
@@ -70,9 +90,9 @@ class World:
 
     def new(self) -> Jobs:
         bench = Workbench(None, self.store)  # type: ignore[arg-type]
-        work = Kind(self.work.run, self.work.clean, self.work.renew, self.work.forget)
-        kinds = {"work": work, "other": Kind(self.other.run)}
-        return Jobs(bench, self.metrics, kinds=kinds, **self.options)
+        works = {"work": self.work, "other": self.other}
+        tasks = {name: Task(name, WorkRequest, "/x", False, work.run) for name, work in works.items()}
+        return Jobs(bench, self.metrics, tasks=tasks, **self.options)
 
     def restart(self) -> None:
         self.jobs.stop()

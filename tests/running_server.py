@@ -50,7 +50,13 @@ def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterat
     options = Settings(port=port, **settings)
     with listening, open_store(str(store), read_only=options.read_only) as opened:
         engines = Engines(str(model), options)
-        bench = Workbench(engines, opened, originals_bytes=options.originals_bytes, backup_to=options.backup_to)
+        bench = Workbench(
+            engines,
+            opened,
+            originals_bytes=options.originals_bytes,
+            source_folders=options.source_folders,
+            backup_to=options.backup_to,
+        )
         app = create_app(options, engines, bench)
         if page:
             mount_web_app(app)

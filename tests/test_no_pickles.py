@@ -10,9 +10,6 @@ UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shel
 EXCUSED = {
     "training/checkpoint.py": {"pickle.UnpicklingError"},
     "nnclr_hub/publish/convert.py": {"pickle.UnpicklingError"},
-    # a decoding process reads what its parent sent; what it answers, after an image may have taken it over, is JSON
-    "nnclr_hub/images/decoding_process.py": {"pickle.dumps", "pickle.HIGHEST_PROTOCOL"},
-    "nnclr_hub/images/decoding_worker.py": {"pickle.loads"},
 }
 
 

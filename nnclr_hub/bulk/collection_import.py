@@ -72,11 +72,7 @@ def collect(
 
 
 def _repeats(shards: Shards) -> Counter[str]:
-    """Return how many images are replaced by a later one of the same path in their archive, by id.
-
-    Raises:
-        InvalidRequest: two images of different sources have the same path, so they would be one item.
-    """
+    """Return how many images are replaced by a later one of the same path in their archive, by id."""
     sources = shards.plan.sources
     repeats = Counter[str]()
     if len(sources) == 1 and not sources[0].archive:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.index import connected
+from nnclr_hub.cli.place import Place
 from nnclr_hub.cli.reading import ReadingOptions, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import (
     DEFAULT_STORE,
@@ -25,7 +25,6 @@ from nnclr_hub.cli.verbs import (
     err,
     out,
     print_json,
-    refuse_server_with_local,
 )
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
@@ -104,11 +103,14 @@ def inspect(
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; use a folder for the report.")
     store = chosen_store or DEFAULT_STORE
+    if server is not None and chosen_store is not None:
+        raise InvalidRequest(f"Give --store {store} or --server {server}, not both.")
+    place = Place(store, server, api_key_env)
     if compare:
-        if server is not None:
-            _compare_there(server, api_key_env, compare, given or [], field, as_json)
-        elif given and _is_collection(given[0], chosen_store) and Path(store).is_dir():
-            _compare_collection([*compare, *given[1:]], store, given[0], field, reading, as_json)
+        if server is not None and not given:
+            raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
+        if given and (server is not None or (_is_collection(given[0], chosen_store) and Path(store).is_dir())):
+            _compare_collection([*compare, *given[1:]], place, given[0], field, reading, as_json)
         else:
             folder, others = _folder_and_encoders(given or [], labels)
             _compare([*compare, *others], folder, labels, reading, as_json)
@@ -116,7 +118,8 @@ def inspect(
     if given is None or len(given) != 1:
         raise InvalidRequest("Name one folder of images or one collection, for example: nnclr inspect photos.")
     what = given[0]
-    refuse_server_with_local(server, store=store, model=model)
+    if server is not None and model is not None:
+        raise InvalidRequest("A collection is inspected by its own vectors; leave out --model.")
     if server is not None and (labels is not None or parts != "splits"):
         raise InvalidRequest("--labels and --parts read files of this machine; leave them out with --server.")
     if server is not None and (reading.given or tiling is not None):
@@ -125,7 +128,7 @@ def inspect(
         chosen_model(source)
     with _bars() as report:
         if server is not None:
-            found, paths = _remote(server, api_key_env, what, field, write_fields, label_next, report)
+            found, paths = _remote(place, what, field, write_fields, label_next, report)
             page = f"{server.rstrip('/')}/#/insights/{quote(what)}"
         else:
             options = (labels, model, parts, field, write_fields, label_next, reading, tiling, report)
@@ -154,8 +157,7 @@ def inspect(
 
 
 def _remote(
-    server: str,
-    api_key_env: str,
+    place: Place,
     name: str,
     field: str,
     write_fields: bool,
@@ -163,13 +165,15 @@ def _remote(
     report: Report,
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Inspect a collection of a server; return the content of findings.json, and the path of each item."""
+    from nnclr_hub.client import Client
     from nnclr_hub.store.pages import pages
+    from nnclr_hub.workbench.inspection.findings import InspectionRequest
     from nnclr_hub.workbench.table_items import path_of
 
-    with connected(server, api_key_env) as client:
+    with place.bench() as client:
+        assert isinstance(client, Client)
         collection = client.collection(name)
-        job = collection.inspect(field, write_fields=write_fields, label_next=label_next)
-        client.jobs.wait(job.id, progress=report("inspecting"))
+        client.run("inspection", InspectionRequest(name, field, write_fields, label_next), report("inspecting"))
         paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
         return dict(collection.inspection().findings), paths
 
@@ -319,31 +323,26 @@ def _counts(found: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _compare_there(
-    server: str, api_key_env: str, compare: list[str], given: list[str], field: str, as_json: bool
-) -> None:
-    """Compare encoders of a server on one of its collections."""
-    from nnclr_hub.workbench.inspection.comparison import EncoderComparison
-
-    if not given:
-        raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
-    with _bars() as report, connected(server, api_key_env) as client:
-        job = client.collection(given[0]).compare([*compare, *given[1:]], field=field)
-        result = client.jobs.wait(job.id, progress=report("comparing")).result or {}
-    _show_comparison(EncoderComparison.of_json(result), as_json)
-
-
 def _compare_collection(
-    sources: list[str], store: str, name: str, field: str, reading: ReadingOptions, as_json: bool
+    sources: list[str], place: Place, name: str, field: str, reading: ReadingOptions, as_json: bool
 ) -> None:
-    """Compare encoders on a collection of a local store."""
-    from nnclr_hub.store import open_store
-    from nnclr_hub.workbench.inspection.comparison import compare_on_collection
+    """Compare encoders on a collection."""
+    from nnclr_hub.client import Client
+    from nnclr_hub.workbench.inspection.comparison import (
+        ComparisonRequest,
+        EncoderComparison,
+        compare_on_collection,
+    )
 
-    with open_store(store, read_only=True) as opened, _bars() as report:
-        collection = opened.get(name)
-        pairs = [(one, _source(one, reading)) for one in sources]
-        found = compare_on_collection(collection, pairs, field, progress=report("comparing"))
+    with place.bench(read_only=True) as bench, _bars() as report:
+        if isinstance(bench, Client):
+            found = EncoderComparison.of_json(
+                bench.run("comparison", ComparisonRequest(name, sources, field), report("comparing"))
+            )
+        else:
+            collection = bench.collection(name)
+            pairs = [(one, _source(one, reading)) for one in sources]
+            found = compare_on_collection(collection, pairs, field, progress=report("comparing"))
     _show_comparison(found, as_json)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.index import Collection, connected, place_of
+from nnclr_hub.cli.index import Collection, place_of
+from nnclr_hub.cli.place import Place, on_store
 from nnclr_hub.cli.reading import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import (
-    DEFAULT_STORE,
-    ApiKeyEnv,
     Backend,
     Json,
     Model,
-    Server,
-    Store,
     chosen_model,
     err,
     fail,
@@ -28,24 +24,18 @@ from nnclr_hub.cli.verbs import (
     parse_numbers,
     parse_where,
     print_json,
-    refuse_server_with_local,
 )
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.workbench import SearchQuery
     from nnclr_hub.workbench.search_query import Answer
 
-    # runs queries, returns the thumbnail of an item, and how the images of queries are read
-    Searcher = tuple[Callable[[Sequence[SearchQuery]], list[Answer]], Callable[[str], bytes | None], ImageReading]
-
 
 def register(app: typer.Typer) -> None:
     """Add the verb."""
-    app.command()(reads_images(search))
+    app.command()(on_store(reads_images(search)))
 
 
 def search(
@@ -80,13 +70,11 @@ def search(
     sheet: Annotated[
         Path | None, typer.Option("--out", help="Write the matches to a file: contact.html, contact.png, matches.csv.")
     ] = None,
-    store: Store = DEFAULT_STORE,
-    server: Server = None,
-    api_key_env: ApiKeyEnv = "NNCLR_API_KEY",
     model: Model = None,
     backend: Backend = "auto",
     as_json: Json = False,
     *,
+    place: Place,
     reading: ReadingOptions,
 ) -> None:
     """Find the nearest images of a collection. Works while a server uses the store.
@@ -95,10 +83,13 @@ def search(
 
     Example: nnclr search --positive cat.jpg --negative dog.jpg --collection photos --out contact.html
     """
+    from nnclr_hub.client import Client
+    from nnclr_hub.images.reading import ImageReading
     from nnclr_hub.workbench.contact_sheet import SheetRow, check_sheet, write_contact_sheet
-    from nnclr_hub.workbench.search_query import Example, SearchQuery
+    from nnclr_hub.workbench.search_query import Example, SearchQuery, attempt
 
-    refuse_server_with_local(server, store=store, model=model)
+    if place.server is not None and model is not None:
+        raise InvalidRequest(f"Give --model {model} or --server {place.server}; the server selects the encoder.")
     if sheet is not None:
         check_sheet(sheet)
     region: Any = None if box is None else parse_numbers("--box", box, "X0,Y0,X1,Y1")
@@ -134,10 +125,22 @@ def search(
         )
         for _, examples in searches
     ]
-    opened = _remote(server, api_key_env, collection) if server else _local(store, collection, model, backend, queries)
-    with opened as (run, thumbnail, how):
+    with place.bench(model, backend, read_only=True) as bench:
+        there = bench.store.get(collection)
+        how = ImageReading.of_source(there.spec.model) if place.server is None else ImageReading()
+        if model is not None:
+            chosen_model(model, backend)
+        # torch is imported only to embed images that can be read
+        checked = [attempt(partial(_read_images, query, how)) for query in queries]
+        refused: list[Answer] = [one for one in checked if isinstance(one, NNCLRHubError)]
+        if len(refused) == len(queries):
+            given = refused
+        else:
+            if model is not None and not isinstance(bench, Client):
+                bench.embedder_of(there, model)
+            given = bench.search_each(collection, queries)
         titles = [title for title, _ in searches]
-        answers = [_named(answer, title) for title, answer in zip(titles, run(queries), strict=True)]
+        answers = [_named(answer, title) for title, answer in zip(titles, given, strict=True)]
         found = [
             (title, answer)
             for title, answer in zip(titles, answers, strict=True)
@@ -146,7 +149,7 @@ def search(
         if sheet is not None and found:
             shown = {title: examples[0].image for title, examples in searches}
             rows = [SheetRow(title, answer, shown[title]) for title, answer in found]
-            write_contact_sheet(sheet, rows, thumbnail, how)
+            write_contact_sheet(sheet, rows, there.thumbnail, how)
             err.print(f"Wrote {sheet}.", soft_wrap=True)
     if as_json and found:
         bodies = [_in_json(answer) for answer in answers]
@@ -156,34 +159,6 @@ def search(
     failed = [answer for answer in answers if isinstance(answer, NNCLRHubError)]
     if failed:
         fail(*failed)
-
-
-@contextmanager
-def _local(
-    store: str, collection: str, model: str | None, backend: str, queries: Sequence[SearchQuery]
-) -> Iterator[Searcher]:
-    """Open the store of this machine for reading. torch is imported only to embed images that can be read."""
-    from nnclr_hub.images.reading import ImageReading
-    from nnclr_hub.store import open_store
-    from nnclr_hub.workbench.search_query import attempt, run_each
-
-    with open_store(store, read_only=True) as opened:
-        there = opened.get(collection)
-        reading = ImageReading.of_source(there.spec.model)
-        if model is not None:
-            chosen_model(model, backend)
-        checked = [attempt(partial(_read_images, query, reading)) for query in queries]
-        refused: list[Answer] = [one for one in checked if isinstance(one, NNCLRHubError)]
-        if not any(checked) and model is None:
-            yield partial(run_each, there), there.thumbnail, reading
-        elif len(refused) == len(queries):
-            yield lambda queries: refused, there.thumbnail, reading
-        else:
-            from nnclr_hub.workbench import Encoders, Workbench
-
-            bench = Workbench(Encoders(model, backend=backend), opened)
-            bench.embedder_of(there, model)
-            yield partial(bench.search_each, collection), there.thumbnail, reading
 
 
 def _read_images(query: SearchQuery, reading: ImageReading) -> int:
@@ -197,16 +172,6 @@ def _read_images(query: SearchQuery, reading: ImageReading) -> int:
         if box is not None:
             crop_to_box(image, box)
     return len(images)
-
-
-@contextmanager
-def _remote(server: str, api_key_env: str, collection: str) -> Iterator[Searcher]:
-    """Connect to `nnclr serve`."""
-    from nnclr_hub.images.reading import ImageReading
-
-    with connected(server, api_key_env) as client:
-        there = client.collection(collection)
-        yield there.search_queries, there.thumbnail, ImageReading()
 
 
 def _require_one_file(images: Sequence[Path]) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nnclr_hub.cli.place import opened
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, err, out, print_json
+from nnclr_hub.cli.place import Place, on_store
+from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.errors import InvalidRequest
 
 MEGABYTE = 10**6
 Source = Annotated[str, typer.Argument(help="Folder or address with backups, for example s3://bucket/nnclr.")]
@@ -17,19 +17,23 @@ Source = Annotated[str, typer.Argument(help="Folder or address with backups, for
 
 def register(group: typer.Typer) -> None:
     """Add the verbs."""
-    group.command()(backup)
+    group.command()(on_store(backup))
     group.command()(backups)
     group.command(name="verify-backup")(verify_backup)
     group.command()(restore)
 
 
 def backup(
-    destination: Annotated[str, typer.Argument(help="Folder, or address such as s3://bucket/nnclr.")],
-    store: Store = DEFAULT_STORE,
+    destination: Annotated[
+        str | None,
+        typer.Argument(help="Folder, or address such as s3://bucket/nnclr. With --server, leave it out."),
+    ] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, help="Number of backups to keep; older ones are removed. Default: all.")
     ] = None,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Back up all collections, aliases, jobs and probes. Works while a server uses the store.
 
@@ -39,20 +43,22 @@ def backup(
     Example: nnclr store backup /mnt/backups/nnclr --keep 30
     """
     from nnclr_hub.progress import bar, in_megabytes
-    from nnclr_hub.store.backup import back_up
+    from nnclr_hub.workbench.maintenance import BackupRequest
 
-    with opened(store, read_only=True) as there, bar(err, "copying", unit="MB") as advance:
-        report = back_up(there, destination, keep, progress=in_megabytes(advance))
+    if (destination is None) != (place.server is not None):
+        raise InvalidRequest("Name a destination; with --server leave it out, because the server has its own.")
+    with place.bench(read_only=True) as bench, bar(err, "copying", unit="MB") as advance:
+        report = bench.run("backup", BackupRequest(keep, destination), in_megabytes(advance))
     if as_json:
-        print_json({"destination": destination, **asdict(report)})
+        print_json({"destination": destination, **report})
         return
     out.print(
-        f"Backup {report.id}: {report.items} items in {report.collections} collections, "
-        f"{report.written / MEGABYTE:.1f} MB copied, {report.size / MEGABYTE:.1f} MB in all.",
+        f"Backup {report['id']}: {report['items']} items in {report['collections']} collections, "
+        f"{report['written'] / MEGABYTE:.1f} MB copied, {report['size'] / MEGABYTE:.1f} MB in all.",
         soft_wrap=True,
     )
-    if report.removed or report.freed:
-        out.print(f"{report.removed} older backups were removed; {report.freed / MEGABYTE:.1f} MB were freed.")
+    if report["removed"] or report["freed"]:
+        out.print(f"{report['removed']} older backups were removed; {report['freed'] / MEGABYTE:.1f} MB were freed.")
 
 
 def backups(source: Source, as_json: Json = False) -> None:

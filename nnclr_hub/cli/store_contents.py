@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.index import list_broken, place_of
-from nnclr_hub.cli.place import Place, on_store, opened
+from nnclr_hub.cli.place import Place, on_store
 from nnclr_hub.cli.stores import Name
 from nnclr_hub.cli.verbs import (
-    DEFAULT_STORE,
     Json,
     Model,
-    Store,
     chosen_model,
     err,
     loaded_encoder,
@@ -24,12 +22,10 @@ from nnclr_hub.cli.verbs import (
     parse_numbers,
     print_json,
 )
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from nnclr_hub.client import Client
-    from nnclr_hub.store.base import Collection, Progress
-    from nnclr_hub.workbench import Workbench
+    from nnclr_hub.store.base import Collection
 
 SHOWN = 20  # groups of duplicates that are printed before they are only counted
 CHUNK = 500
@@ -37,8 +33,7 @@ CHUNK = 500
 
 def register(group: typer.Typer) -> None:
     """Add the verbs."""
-    group.command(name="export")(export)
-    for verb in (create, reembed, duplicates):
+    for verb in (create, export, reembed, duplicates):
         group.command()(on_store(verb))
 
 
@@ -67,8 +62,8 @@ def create(
 
     Example: nnclr store create photos --precision f16 --indexed label --indexed path
     """
-    from nnclr_hub.store import open_store
-    from nnclr_hub.store.base import CollectionSpec, collection_exists
+    from nnclr_hub.client import Client
+    from nnclr_hub.store.base import CollectionSpec
     from nnclr_hub.store.checks import check_collection_name
     from nnclr_hub.store.where import check_key
 
@@ -81,18 +76,16 @@ def create(
     chosen: dict[str, Any] = {"metric": metric, "index": index, "precision": precision, "vectors": vectors}
     if indexed is not None:
         chosen["indexed"] = tuple(indexed)
+    made: Any = None
     if place.server is None:
-        spec = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
-        with open_store(place.store) as there:
-            spec = there.create(name, spec).spec
-    else:
-        with place.connected() as client:
-            try:  # the server would do nothing if it exists with the same specification
-                client.collections.get(name)
-            except CollectionNotFound:
-                spec = client.collections.create(name, model=model, dim=dim, **chosen).spec
-            else:
-                raise collection_exists(name)
+        made = replace(CollectionSpec(dim) if dim is not None else CollectionSpec.of(loaded_encoder(model)), **chosen)
+    with place.bench(create=True) as bench:
+        bench.store.refuse_taken(name)  # a server accepts the same specification again
+        spec = (
+            bench.collections.create(name, model=model, dim=dim, **chosen)
+            if isinstance(bench, Client)
+            else bench.store.create(name, made)
+        ).spec
     if as_json:
         print_json({"name": name, **asdict(spec)})
         return
@@ -103,9 +96,10 @@ def create(
 def export(
     name: Name,
     folder: Annotated[Path, typer.Argument(help="Folder to write; must not exist.")],
-    store: Store = DEFAULT_STORE,
     thumbnails: Annotated[bool, typer.Option("--thumbnails/--no-thumbnails", help="Include thumbnails.")] = True,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Export a collection as Parquet and safetensors files. Works while a server uses the store.
 
@@ -114,7 +108,7 @@ def export(
     from nnclr_hub.progress import bar
     from nnclr_hub.store.exchange import export_collection
 
-    with opened(store, read_only=True) as there, bar(err, "exporting", unit="items") as advance:
+    with place.opened(read_only=True) as there, bar(err, "exporting", unit="items") as advance:
         manifest = export_collection(there.get(name), folder, thumbnails=thumbnails, progress=advance)
     if as_json:
         print_json({"folder": str(folder), **asdict(manifest), "bytes": manifest.size})
@@ -146,21 +140,26 @@ def reembed(
     Example: nnclr store reembed photos --model runs/my/encoder
     """
     from nnclr_hub.progress import bar
+    from nnclr_hub.workbench.reembedding import ReembedRequest
 
     if abandon == (model is not None):
         raise InvalidRequest("Name the new encoder with --model, or cancel with --abandon.")
     with place.bench(model) as bench:
         if model is None:
-            _abandon(bench, name)
+            bench.abandon_reembed(name)
             out.print(f"{name} has no unfinished copy now; it was not changed.")
             return
         with bar(err, "embedding") as advance:
-            report = _reembed(bench, name, model, skip_missing, writes_stopped, advance)
+            if place.server is None:
+                bench.store.get(name)
+                chosen_model(model)  # before torch is imported
+            request = ReembedRequest(name, model, skip_missing, writes_stopped)
+            report = bench.run("reembed", request, advance)
     if as_json:
         print_json({"name": name, "model": model, **report})
         return
     left_out = report["left_out_count"]
-    list_broken([(path, f"left out: {reason}") for path, reason in report["left_out"]], left_out)
+    list_broken([(one["item"], f"left out: {one['reason']}") for one in report["left_out"]], left_out)
     if report["collection"] is None:
         out.print(f"{name} already holds vectors of {model}; nothing to do.")
         return
@@ -169,33 +168,6 @@ def reembed(
         f"{name}: {report['items']} items by {model} ({report['embedded']} embedded now, {left_out} left out). "
         f"The old collection is kept as {kept}; `nnclr store drop {kept}{place.words}` deletes it.",
     )
-
-
-def _abandon(bench: Workbench | Client, name: str) -> None:
-    from nnclr_hub.client import Client
-    from nnclr_hub.workbench import reembedding
-
-    if isinstance(bench, Client):
-        bench.collection(name).abandon_reembed()
-    else:
-        reembedding.abandon(bench, name)
-
-
-def _reembed(
-    bench: Workbench | Client, name: str, model: str, skip_missing: bool, writes_stopped: bool, progress: Progress
-) -> dict[str, Any]:
-    from nnclr_hub.client import Client
-    from nnclr_hub.workbench import reembedding
-
-    options: Any = {"skip_missing": skip_missing, "writes_stopped": writes_stopped}
-    if isinstance(bench, Client):
-        job = bench.collection(name).reembed(model, **options)
-        result = bench.jobs.wait(job.id, progress=progress).result or {}
-        return {**result, "left_out": [(one["item"], one["reason"]) for one in result["left_out"]]}
-    bench.collection(name)
-    chosen_model(model)
-    report = reembedding.reembed(bench, name, model, **options, progress=progress)
-    return {**asdict(report), "left_out_count": len(report.left_out)}
 
 
 def duplicates(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from nnclr_hub.cli.place import Place, on_store, opened
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Store, confirm, err, out, print_json
-from nnclr_hub.errors import StoreCorrupt
+from nnclr_hub.cli.place import Place, on_store
+from nnclr_hub.cli.verbs import Json, confirm, err, out, print_json
+from nnclr_hub.errors import InvalidRequest, StoreCorrupt
 
 if TYPE_CHECKING:
     from nnclr_hub.store.reports import CollectionInfo, RepairReport, SalvageReport, VerifyReport
@@ -143,10 +143,12 @@ def _print_report(name: str, report: VerifyReport) -> None:
 
 
 @group.command()
+@on_store
 def repair(
     name: Annotated[str | None, typer.Argument(help="Collection or alias. Default: the catalog.")] = None,
-    store: Store = DEFAULT_STORE,
     as_json: Json = False,
+    *,
+    place: Place,
 ) -> None:
     """Remove damaged items, keep their metadata in a file, and rebuild the index.
 
@@ -159,10 +161,10 @@ def repair(
     from nnclr_hub.store.folder.store import EmbeddedStore
 
     if name is None:
-        _repair_catalog(store, as_json)
+        _repair_catalog(place, as_json)
         return
     salvaged: SalvageReport | None = None
-    with opened(store) as there, bar(err, "repairing", unit="items") as advance:
+    with place.opened() as there, bar(err, "repairing", unit="items") as advance:
         try:
             report = there.get(name).repair(advance)
         except StoreCorrupt:
@@ -179,18 +181,20 @@ def repair(
         raise typer.Exit(1)
 
 
-def _repair_catalog(store: str, as_json: bool) -> None:
+def _repair_catalog(place: Place, as_json: bool) -> None:
     from nnclr_hub.store.folder.catalog import rebuild_catalog
     from nnclr_hub.store.records import RECORDS, repair_records
 
+    if place.server is not None:
+        raise InvalidRequest("Repair the catalog on the machine of the server, with --store.")
     try:
-        with opened(store):
+        with place.opened():
             pass
     except StoreCorrupt:
-        names = list(rebuild_catalog(Path(store)))
+        names = list(rebuild_catalog(Path(place.store)))
     else:
         names = None
-    saved = repair_records(Path(store) / RECORDS)
+    saved = repair_records(Path(place.store) / RECORDS)
     if as_json:
         print_json({"rebuilt": names is not None, "collections": names, "records_saved": saved})
         return
@@ -303,15 +307,17 @@ def unalias(
 
 
 @group.command()
+@on_store
 def rename(
     name: Annotated[str, typer.Argument(help="Collection; not an alias.")],
     to: Annotated[str, typer.Argument(help="Its new name; its aliases stay.")],
-    store: Store = DEFAULT_STORE,
+    *,
+    place: Place,
 ) -> None:
     """Rename a collection.
 
     Example: nnclr store rename photos.old photos-2024
     """
-    with opened(store) as there:
+    with place.opened() as there:
         there.rename(name, to)
     out.print(f"{name} is now {to}")

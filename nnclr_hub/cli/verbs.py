@@ -231,18 +231,6 @@ def loaded_encoder(model: str | None, backend: str | None = None) -> Encoder:
     return load_encoder(source, backend=backend)
 
 
-def refuse_server_with_local(server: str | None, *, store: str, model: str | None = None) -> None:
-    """Refuse --server together with options of a local store.
-
-    Raises:
-        InvalidRequest: names the option.
-    """
-    if server is not None and store != DEFAULT_STORE:
-        raise InvalidRequest(f"Give --store {store} or --server {server}, not both.")
-    if server is not None and model is not None:
-        raise InvalidRequest(f"Give --model {model} or --server {server}, not both; the server selects the encoder.")
-
-
 def parse_numbers(option: str, text: str, form: str) -> list[float]:
     """Return the numbers of an option such as --box X0,Y0,X1,Y1.
 

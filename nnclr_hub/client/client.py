@@ -10,22 +10,36 @@ from urllib.parse import quote
 
 import numpy as np
 
-from nnclr_hub.client.collection import RemoteCollection
+from nnclr_hub.client.collection import WORKERS, RemoteCollection
 from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
 from nnclr_hub.client.store import RemoteAliases, RemoteCollections, RemoteStore
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
 from nnclr_hub.client.uploads import File, bounded, files_of, image_error
-from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, RequestTooLarge, ServerUnreachable
+from nnclr_hub.errors import (
+    CollectionExists,
+    CollectionNotFound,
+    FingerprintMismatch,
+    ImageError,
+    ImageTooLarge,
+    InvalidRequest,
+    RequestTooLarge,
+    ServerUnreachable,
+)
 from nnclr_hub.store.base import Progress
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
+from nnclr_hub.workbench.bench import check_vectors, dropped_if_empty
+from nnclr_hub.workbench.folder_changes import IndexReport, check_images
 from nnclr_hub.workbench.payload import decode_vector, image_file
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
 from nnclr_hub.workbench.tasks import Request, find_task
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from nnclr_hub.encoder.attention import AttentionMap, Query
     from nnclr_hub.encoder.embedder import ImageLike
+    from nnclr_hub.table_rows import LabelTable
 
 AT_ONCE = 2  # requests per call: the server decodes one while it embeds the other
 TIMEOUT_S = 60.0
@@ -94,6 +108,63 @@ class Client:
     def add_images(self, name: str, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
         """Add images to a collection; return one entry per image: None or its error."""
         return self.collection(name).add_images(images)
+
+    def index_folder(
+        self,
+        name: str,
+        folder: str | Path,
+        *,
+        model: str | None = None,
+        vectors: str | None = None,
+        prune: bool = False,
+        thumbnails: bool = True,
+        workers: int = WORKERS,
+        shrink: int | None = None,
+        source: str | None = None,
+        labels: LabelTable | str | Path | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> IndexReport:
+        """Send what a collection lacks of a folder, creating the collection if necessary.
+
+        See `RemoteCollection.index_folder`, and `Workbench.index_folder` for `model` and `vectors`.
+        """
+        collection, created = self.collection(name), False
+        try:
+            check_vectors(collection, vectors)
+        except CollectionNotFound:
+            created = True
+            check_images(folder)
+            self.collections.create(name, model=model, vectors=vectors or "auto")  # type: ignore[arg-type]
+        else:
+            if model is not None:
+                self._check_model(collection, model)
+        with dropped_if_empty(self.store, name if created else None):
+            return collection.index_folder(
+                folder,
+                prune=prune,
+                thumbnails=thumbnails,
+                workers=workers,
+                shrink=shrink,
+                source=source,
+                labels=labels,
+                progress=progress,
+            )
+
+    def _check_model(self, collection: RemoteCollection, model: str) -> None:
+        """Raise FingerprintMismatch if a collection has another model, or UnknownModel; only the server knows."""
+        spec = collection.spec
+        same: Any = {name: getattr(spec, name) for name in ("metric", "indexed", "index", "precision", "vectors")}
+        try:
+            self.collections.create(collection.name, model=model, **same)
+        except CollectionExists as error:
+            raise FingerprintMismatch(
+                f"Collection {collection.name!r} holds vectors of {spec.model or 'an unknown encoder'}, not of "
+                f"{model}; leave out the model, or use another collection."
+            ) from error
+
+    def abandon_reembed(self, name: str) -> None:
+        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
+        self.collection(name).abandon_reembed()
 
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks` as a job of the server, and return its result as JSON."""

@@ -35,13 +35,12 @@ from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import IndexReport, find_changes
 from nnclr_hub.workbench.import_format import FORMATS
-from nnclr_hub.workbench.inspections import LABEL_NEXT, KeptInspection, Placements
+from nnclr_hub.workbench.inspections import KeptInspection, Placements
 from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
 from nnclr_hub.workbench.search_query import Answer, Box, Example, SearchQuery
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
-    from nnclr_hub.workbench.duplicates import Threshold
 
 API = "/api/v1"
 PAGE = 1000
@@ -151,7 +150,7 @@ class RemoteCollection(Collection):
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
         """Return how often the values of metadata keys occur."""
-        body = {"keys": list(keys), "limit": limit, "bins": bins} | ({} if where is None else {"where": dict(where)})
+        body = {"keys": list(keys), "limit": limit, "bins": bins} | ({} if where is None else {"where": where})
         return self._ask(
             "POST", "facets", lambda body: {one["key"]: _read_facet(one) for one in body["facets"]}, json=body
         )
@@ -270,7 +269,7 @@ class RemoteCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         """Run `search` for each vector, with the options as one object."""
-        answers = self.search_queries([SearchQuery.of(vector=row, k=k, **vars(options)) for row in np.asarray(vectors)])
+        answers = self.search_queries([SearchQuery.of(vector=row, k=k, **vars(options)) for row in vectors])
         for answer in answers:
             if isinstance(answer, NNCLRHubError):
                 raise answer
@@ -410,60 +409,7 @@ class RemoteCollection(Collection):
         job = self._connection.send(call).read(Job.of)
         return wait_for(self._connection, job.id, None, progress).result or {}
 
-    # ---- jobs and inspections
-
-    def duplicates(
-        self, threshold: Threshold = None, *, where: Where | None = None, exact: bool = False, limit: int = 1000
-    ) -> Job:
-        """Start to find duplicate items; the job's result has them in groups, at most `limit`, the largest first.
-
-        Args:
-            threshold: the lowest score of a pair; auto: above chance in this collection; None: equal pixels.
-            where, exact: only items that pass; compare each with every other. Both need a threshold.
-        """
-        body = {"threshold": threshold, "where": where, "exact": exact, "limit": limit}
-        return self._ask("POST", "duplicates", Job.of, json=body)
-
-    def inspect(self, field: str = "label", *, write_fields: bool = False, label_next: int = LABEL_NEXT) -> Job:
-        """Start to inspect the collection; `inspection` returns what was found when the job is done.
-
-        Args:
-            field: metadata key of the label.
-            write_fields: write the findings into the metadata of the items; see `workbench.inspection.findings`.
-            label_next: number of items to label next, at most.
-        """
-        body = {"field": field, "write_fields": write_fields, "label_next": label_next}
-        return self._ask("POST", "inspections", Job.of, json=body)
-
-    def compare(self, models: Sequence[str] | None = None, *, field: str = "label") -> Job:
-        """Start to compare encoders on the thumbnails; the job's result has their scores and a conclusion.
-
-        Args:
-            models: that the server serves, or pixels, hog, shape, color, hog+color; None: all, and pixels.
-            field: metadata key of the label.
-        """
-        body = {"models": None if models is None else list(models), "field": field}
-        return self._ask("POST", "comparisons", Job.of, json=body)
-
-    def index_there(self, folder: str = "", *, source: str | None = None, prune: bool = False) -> Job:
-        """Start to index a folder on the server's machine, which the server must be configured to read.
-
-        Args:
-            folder: inside one of the server's folders; "": all of it.
-            source: name of the server's folder; None: its only one.
-            prune: see `index_folder`.
-        """
-        return self._ask("POST", "index", Job.of, json={"folder": folder, "source": source, "prune": prune})
-
-    def reembed(self, model: str, *, skip_missing: bool = False, writes_stopped: bool = False) -> Job:
-        """Start to re-embed the collection's files with another model; the server must be able to read them.
-
-        Args:
-            skip_missing: leave out items whose file is missing or has changed.
-            writes_stopped: nothing writes to the collection until the job is done; required over Milvus.
-        """
-        body = {"model": model, "skip_missing": skip_missing, "writes_stopped": writes_stopped}
-        return self._ask("POST", "reembed", Job.of, json=body)
+    # ---- inspections
 
     def abandon_reembed(self) -> None:
         """Delete the copies that failed re-embeddings left behind, if there are any."""
@@ -526,7 +472,7 @@ def _chosen(ids: Sequence[str] | None, where: Where | None) -> Iterator[dict[str
     """Yield what chooses the items in the bodies of as many requests as it takes."""
     wanted, _ = check_choice(ids, where)
     if wanted is None:
-        yield {"where": dict(where or {})}
+        yield {"where": where}
         return
     for start in range(0, len(wanted), WRITTEN_AT_ONCE):
         yield {"ids": wanted[start : start + WRITTEN_AT_ONCE]}

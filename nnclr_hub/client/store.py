@@ -96,9 +96,9 @@ class RemoteStore(VectorStore):
         refuse("jobs and probes are read by `Client.jobs` and `Client.probes`")
 
     def create(self, name: str, spec: CollectionSpec) -> RemoteCollection:
-        """Create an empty collection; with a fingerprint, for the model of the server that the spec names."""
+        """Create an empty collection, for the model of the server that the spec names, if it names one."""
         self.refuse_taken(name)  # the server itself accepts the same specification again
-        bound: dict[str, Any] = {"model": spec.model} if spec.fingerprint else {"dim": spec.dim}
+        bound: dict[str, Any] = {"model": spec.model} if spec.model else {"dim": spec.dim}
         self._collections.create(
             name,
             **bound,

@@ -102,11 +102,7 @@ def load_encoder(
 
 
 def _append(encoder: Encoder, parts: Appended) -> None:
-    """Join descriptors to all vectors of this encoder.
-
-    Raises:
-        InvalidRequest: its crops are not RGB pixels.
-    """
+    """Join descriptors to all vectors of this encoder."""
     if encoder.transform.preprocessing.in_chans != 3 or not isinstance(encoder.transform, EvalTransform):
         raise InvalidRequest(
             f"Nothing can be appended to {encoder.name}: its crops are not RGB pixels. Name it without "
@@ -127,9 +123,6 @@ def _open_graph(
 
     The graph contains the colors of its preprocessing, so it is used only with the preprocessing, weights and
     architecture that it was exported with.
-
-    Raises:
-        ModelFilesMissing, TamperedModel: the folder records a network.onnx that is missing or differs.
     """
     assert found.folder is not None
     kind, wanted = parse_backend(name, precision)
@@ -179,12 +172,7 @@ def require_torch(name: str) -> None:
 
 
 def _rebuild(found: Resolved, config: ModelConfig, fingerprint: str) -> nn.Module:
-    """Build the network of an encoder that was loaded before.
-
-    Raises:
-        TamperedModel: the folder has changed since.
-        MissingDependency: torch is not installed.
-    """
+    """Build the network of an encoder that was loaded before."""
     backbone = _build(found, config)
     if fingerprint_of(backbone, Preprocessing.from_pretrained_cfg(config.pretrained_cfg), config) != fingerprint:
         raise TamperedModel(f"The weights in {found.folder} have changed since the encoder was loaded; load it again.")
@@ -192,11 +180,7 @@ def _rebuild(found: Resolved, config: ModelConfig, fingerprint: str) -> nn.Modul
 
 
 def _build(found: Resolved, config: ModelConfig) -> nn.Module:
-    """Build the network of a model folder in torch, with its weights or with random ones.
-
-    Raises:
-        MissingDependency: torch is not installed.
-    """
+    """Build the network of a model folder in torch, with its weights or with random ones."""
     require_torch(str(found.folder))
     import torch
 

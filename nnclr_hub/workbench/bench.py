@@ -9,19 +9,24 @@ bench.run("verify", CollectionRequest("photos"), progress=bar)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nnclr_hub.errors import ImageError
-from nnclr_hub.store.base import Progress, VectorStore
+from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, ServerUnreachable
+from nnclr_hub.store.base import Collection, Progress, VectorStore
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
 from nnclr_hub.workbench.tasks import Request
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
+
+
+log = logging.getLogger(__name__)
 
 
 class Bench(Protocol):
@@ -53,6 +58,10 @@ class Bench(Protocol):
         """
         ...
 
+    def abandon_reembed(self, name: str) -> None:
+        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
+        ...
+
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON.
 
@@ -60,3 +69,38 @@ class Bench(Protocol):
             progress: called with (done, total), in units of the task.
         """
         ...
+
+
+# ------------------------------------------------------------------------------ for implementations
+
+
+def check_vectors(collection: Collection, vectors: str | None) -> None:
+    """Raise InvalidRequest if a collection compares other vectors than `index_folder` asks for."""
+    if vectors not in (None, "auto", collection.spec.vectors):
+        raise InvalidRequest(
+            f"Collection {collection.name!r} was created with --vectors {collection.spec.vectors}, which cannot be "
+            "changed; leave out --vectors, or index into another collection."
+        )
+
+
+@contextmanager
+def dropped_if_empty(store: VectorStore, created: str | None) -> Iterator[None]:
+    """Drop a collection that was created here if it has no items at the end, such as that of a damaged archive.
+
+    It stays if the user ends the command, who does not wait, or if the server is unreachable. The first error is the
+    one to report.
+
+    Args:
+        created: its name; None: do nothing.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, ServerUnreachable):
+        created = None
+        raise
+    finally:
+        try:
+            if created is not None and not store.get(created).count():
+                store.drop(created)
+        except NNCLRHubError as error:
+            log.warning("the empty collection %s was not dropped (%s)", created, error)

@@ -60,11 +60,7 @@ class _Tile:
 
 
 def check_sheet(path: Path) -> None:
-    """Check the name of a contact sheet before the search runs.
-
-    Raises:
-        InvalidRequest: if its suffix is not .html, .csv or .png, or its folder does not exist.
-    """
+    """Check the name of a contact sheet before the search runs."""
     if path.suffix.lower() not in (".html", ".csv", ".png"):
         raise InvalidRequest(f"{path} must end in one of .html, .csv, .png.")
     if not path.parent.is_dir():

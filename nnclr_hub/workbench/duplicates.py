@@ -169,11 +169,7 @@ def near_duplicates(
 
 
 def calibrated_threshold(collection: Collection) -> float:
-    """Return the cosine that different images of a collection do not reach by chance.
-
-    Raises:
-        InvalidRequest: the collection has another metric than cosine, or fewer than 50 items.
-    """
+    """Return the cosine that different images of a collection do not reach by chance."""
     total = collection.count()
     if collection.spec.metric != "cosine" or total < LEAST:
         raise InvalidRequest(

@@ -319,9 +319,6 @@ def find_changes(listing: Listing, known: Known, *, prune: bool = False, unique:
     Args:
         prune: removed files will be deleted from the collection; log the folders whose items are kept.
         unique: no other folder has these origins; otherwise pruning keeps all items, since their files may be there.
-
-    Raises:
-        NoImages: there is no image, and the collection holds none of these folders.
     """
     gone, kept = _gone(listing, known, prune=prune)
     if prune and not unique:

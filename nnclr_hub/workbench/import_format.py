@@ -37,11 +37,7 @@ FORMATS = {
 
 
 def format_of_file(name: str | Path) -> ImportFormat:
-    """Return the format of a file by its suffix.
-
-    Raises:
-        InvalidRequest: it is unknown.
-    """
+    """Return the format of a file by its suffix."""
     suffix = Path(name).suffix.lower()
     for one in FORMATS.values():
         if suffix in one.suffixes:

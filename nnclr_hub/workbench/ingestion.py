@@ -46,11 +46,7 @@ def read_image(new: NewImage, reading: ImageReading, *, with_image: bool = True)
 
 
 def with_vector(read: Read, vector: np.ndarray | ImageError, model: str) -> Item | ImageError:
-    """Return the item of an image with its vector (D,), or the error.
-
-    Raises:
-        ModelError: the vector is not finite.
-    """
+    """Return the item of an image with its vector (D,), or the error."""
     if isinstance(read, ImageError):
         return read
     if isinstance(vector, ImageError):

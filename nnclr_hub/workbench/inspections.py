@@ -73,6 +73,10 @@ class KeptInspection:
         about = {name: getattr(self, name) for name in ("number", "made", "seq", "fields_seq")}
         return {**about, "items": len(self.ids)}
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the collection, and its state that was inspected."""
+        return {"collection": self.collection, **self.about}
+
 
 def keep_inspection(records: Records, kept: KeptInspection) -> None:
     """Store an inspection under the next number, and delete the oldest ones of its collection."""

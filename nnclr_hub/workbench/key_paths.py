@@ -27,9 +27,6 @@ def patch_of(
         id, metadata: of the item.
         values: by key or path.
         literal: keys with a dot that an item without a value gets as they are, see `literal_keys`.
-
-    Raises:
-        InvalidRequest: a key holds an object, or a path goes through a value that is not an object.
     """
     patch: dict[str, Any] = {}
     for key, value in values.items():

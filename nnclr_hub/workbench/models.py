@@ -32,9 +32,6 @@ def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
     """Return the embedder whose vectors a collection holds, by its fingerprint or by the source that it came from.
 
     If that source no longer exists, or is on another machine, the default is tried.
-
-    Raises:
-        ModelError: if the source is unavailable and the default is another encoder.
     """
     found = models.by_fingerprint(spec.fingerprint) if spec.fingerprint else None
     if found is not None:

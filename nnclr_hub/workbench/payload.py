@@ -50,12 +50,7 @@ def decode_vector(vector: Any, what: str = "vector") -> np.ndarray:
 
 
 def encode_image(image: ImageLike) -> str:
-    """Return an image file as base64; PIL images and arrays become PNG.
-
-    Raises:
-        ImageError: if the file cannot be opened.
-        InvalidRequest: if it is not an image.
-    """
+    """Return an image file as base64; PIL images and arrays become PNG."""
     return base64.b64encode(image_file(image)[1]).decode()
 
 
@@ -87,10 +82,6 @@ def image_file(image: ImageLike) -> tuple[str, bytes]:
 
     Args:
         image: a path, the bytes of a file, a PIL image, or (H, W, 3) uint8; the last two become PNG.
-
-    Raises:
-        ImageError: if the file cannot be opened.
-        InvalidRequest: if it is not an image.
     """
     if isinstance(image, bytes):
         return "image", image

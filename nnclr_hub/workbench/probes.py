@@ -211,11 +211,7 @@ def fit_on_collection(
     *,
     progress: Progress = lambda done, total: None,
 ) -> FittedProbe:
-    """Fit a probe on a collection's vectors and the labels in a metadata field.
-
-    Raises:
-        InvalidRequest: see `labeled_items` and `fit_linear_probe`.
-    """
+    """Fit a probe on a collection's vectors and the labels in a metadata field."""
     spec, fitting = collection.spec, portion(progress, 0.5, 1)
     read = labeled_items(collection, field, where, progress=portion(progress, 0, 0.5))
     fitted = fit_and_score(read, options, fingerprint=spec.fingerprint, model=spec.model, progress=fitting)
@@ -236,9 +232,6 @@ def fit_on_examples(
         examples: JSON objects with `label` (one, a list of them, or "" for none), and either `vector` (of any length)
             or `image`; see `payload`.
         embedder: embeds the images; the vectors come from it. None: their encoder is unknown.
-
-    Raises:
-        InvalidRequest: if vectors differ in length, images have no embedder, or there are fewer than two classes.
     """
     vectors, broken = _embed(examples, embedder, portion(progress, 0, 0.5))
     labels = {i: label_of(examples[i]["label"], f"The label of item {i}") for i in vectors}
@@ -359,9 +352,6 @@ def fit_and_score(
     Args:
         validation: rows and labels that select the L2 penalty. Then no rows are held out.
         progress: called with (done, total), counted in steps of fitting.
-
-    Raises:
-        InvalidRequest: see `fit_linear_probe`.
     """
     from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
 
@@ -448,12 +438,7 @@ def evaluate_probe(
     labels: LabelTable | Path | None = None,
     progress: Progress = lambda done, total: None,
 ) -> ProbeEvaluation:
-    """Score a probe on labeled images; images of classes that it does not have count as wrong.
-
-    Raises:
-        FingerprintMismatch: if the probe belongs to another encoder.
-        InvalidRequest: if no image has one of its classes.
-    """
+    """Score a probe on labeled images; images of classes that it does not have count as wrong."""
     probe.require(encoder.fingerprint)
     splits = read_splits(data, "test", "val") if labels is None else {}
     part = next((part for part in ("test", "val") if part in splits), None)
@@ -534,11 +519,7 @@ def predict_files(
     *,
     progress: Progress = lambda done, total: None,
 ) -> tuple[list[tuple[str, str]], Prediction, list[tuple[str, str]]]:
-    """Return the readable images (id and path, which are equal), their prediction, and the other files with the reason.
-
-    Raises:
-        FingerprintMismatch: if the probe belongs to another encoder.
-    """
+    """Return id and path (which are equal) of the readable images, their prediction, and the others with the reason."""
     probe.require(encoder.fingerprint)
     vectors, read, broken = _read_vectors(encoder, paths, progress)
     names = [(str(paths[i]), str(paths[i])) for i in read]
@@ -548,12 +529,7 @@ def predict_files(
 def predict_collection(
     probe: LinearProbe, collection: Collection, *, progress: Progress = lambda done, total: None
 ) -> tuple[list[tuple[str, str]], Prediction]:
-    """Return the id and path of all items, and the probe's prediction for their stored vectors.
-
-    Raises:
-        FingerprintMismatch: if the probe belongs to another encoder than the collection.
-        InvalidRequest: the collection is empty.
-    """
+    """Return the id and path of all items, and the probe's prediction for their stored vectors."""
     probe.require(collection.spec.fingerprint)
     ids: list[tuple[str, str]] = []
     labels: list[Any] = []
@@ -576,9 +552,6 @@ def label_rows(probe: LinearProbe, vectors: np.ndarray, k: int, *, fingerprint: 
     Args:
         k: number of classes to report with their probability.
         fingerprint: of the encoder that made the vectors; "" skips the check.
-
-    Raises:
-        InvalidRequest, FingerprintMismatch: see `LinearProbe.scores`.
     """
     prediction = probe.predict(unit_rows(np.asarray(vectors, np.float32)), fingerprint=fingerprint)
     best = np.argsort(-prediction.probabilities, axis=1, kind="stable")[:, :k]
@@ -592,11 +565,7 @@ def label_rows(probe: LinearProbe, vectors: np.ndarray, k: int, *, fingerprint: 
 def label_items(
     probe: LinearProbe, collection: Collection, ids: Sequence[str], k: int
 ) -> list[Labeling | NNCLRHubError]:
-    """Return the labeling of each item of a collection, or an ItemNotFound.
-
-    Raises:
-        FingerprintMismatch: if the collection's vectors come from another encoder.
-    """
+    """Return the labeling of each item of a collection, or an ItemNotFound."""
     probe.require(collection.spec.fingerprint)
     vectors = {item.id: item.vector for item in collection.get(list(dict.fromkeys(ids)))}
     found = [vectors[id] for id in ids if id in vectors]

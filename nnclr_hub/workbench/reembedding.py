@@ -10,6 +10,7 @@ written all the time. Writes wait only while the last few changes are copied and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -30,7 +31,7 @@ from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.image_record import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.sources import read_source
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Cancelled, Request, TaskContext, option, task
 
 if TYPE_CHECKING:
     from nnclr_hub.workbench.workbench import Workbench
@@ -88,7 +89,13 @@ def reembed_collection(bench: Workbench, request: ReembedRequest, context: TaskC
     """Build a copy of the collection with another encoder, then swap the two; see `reembed`."""
     options = {"skip_missing": request.skip_missing, "writes_stopped": request.writes_stopped}
     model, folders = request.source or request.model, bench.source_folders
-    return reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
+    try:
+        context.raise_if_cancelled()
+        return reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
+    except Cancelled:
+        with suppress(CollectionNotFound):  # the collection is deleted
+            abandon(bench, request.collection)
+        raise
 
 
 def reembed(

@@ -59,9 +59,6 @@ def partial_file(ticket: str) -> Path:
     """Return the file that collects an upload, which may be new.
 
     A complete file becomes partial again, so no job may have it.
-
-    Raises:
-        Overloaded: if too many bytes wait already.
     """
     _sweep()
     folder = _folder(ticket)
@@ -101,6 +98,11 @@ def staged(ticket: str) -> Staged:
     if not _TICKET.fullmatch(ticket) or not (folder / NAME).is_file():
         raise InvalidRequest("The uploaded file no longer exists; upload it again.")
     return Staged(json.loads((folder / NAME).read_text())[0], folder / WHOLE)
+
+
+def folder_of(ticket: str) -> Path:
+    """Return the folder with the file of a ticket."""
+    return _folder() / ticket
 
 
 def renew(ticket: str) -> None:
@@ -186,9 +188,6 @@ def images_of(path: Path, name: str, format: ImportFormat, most_bytes: int) -> A
     Args:
         name: of the archive, for messages.
         most_bytes: of an image.
-
-    Raises:
-        InvalidRequest: if it cannot be accepted.
     """
     changed, others = path.stat().st_mtime, Counter[str]()
     images: dict[str, tuple[int, Callable[[], bytes]]] = {}

@@ -27,7 +27,7 @@ from nnclr_hub.store.records import Records
 
 # modules of this package that register tasks
 MODULES = ("maintenance", "file_import", "duplicates", "inspection.findings", "inspection.comparison", "probes")
-MODULES += ("reembedding",)
+MODULES += ("reembedding", "index_task")
 JOBS = "/jobs"  # the route that several tasks share; its body names the task
 F = TypeVar("F", bound=Callable[..., Any])
 

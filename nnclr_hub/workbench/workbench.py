@@ -11,7 +11,9 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -25,7 +27,6 @@ from nnclr_hub.errors import (
     InvalidRequest,
     ModelFilesMissing,
     NNCLRHubError,
-    StoreError,
     UnknownModel,
 )
 from nnclr_hub.images.tiles import Tiling
@@ -33,6 +34,7 @@ from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
+from nnclr_hub.workbench.bench import check_vectors, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.image_record import HASHES
@@ -54,18 +56,24 @@ class Workbench:
     Args:
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
         originals_bytes: of the original files of added images that are kept next to the store; 0 keeps no new ones.
+        source_folders: the only folders whose files a task may read; None: any folder.
         backup_to: destination of backups whose request names none.
     """
 
     def __init__(
-        self, models: Models, store: VectorStore, *, originals_bytes: int = 0, backup_to: str | None = None
+        self,
+        models: Models,
+        store: VectorStore,
+        *,
+        originals_bytes: int = 0,
+        source_folders: Sequence[Path] | None = None,
+        backup_to: str | None = None,
     ) -> None:
         self.models = models
         self.store = store
         self.originals = Originals.of(store, originals_bytes)
+        self.source_folders = source_folders
         self.backup_to = backup_to
-        # the only folders whose files a re-embedding reads; None: any folder
-        self.source_folders: Sequence[Path] | None = None
         self.read_only = store.read_only
         self.reembedding = threading.Lock()  # one at a time
 
@@ -89,11 +97,14 @@ class Workbench:
         """
         return self.store.get(name)
 
-    def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
+    def ensure_collection(
+        self, name: str, model: str | None = None, vectors: str | None = None
+    ) -> tuple[Collection, Embedder]:
         """Return the collection, created for the model if it does not exist, with its embedder.
 
         Args:
             model: source; None: the collection's own model, or the default for a new one.
+            vectors: what searches of a new collection compare; None: auto.
 
         Raises:
             FingerprintMismatch: if the collection is bound to another encoder.
@@ -102,7 +113,8 @@ class Workbench:
             collection = self.collection(name)
         except CollectionNotFound:
             embedder = self.models.get(model)
-            return self.store.create(name, CollectionSpec.of(embedder)), embedder
+            spec = replace(CollectionSpec.of(embedder), **{} if vectors is None else {"vectors": vectors})
+            return self.store.create(name, spec), embedder
         return collection, self.embedder_of(collection, model)
 
     def fillable(self, name: str) -> Collection:
@@ -187,6 +199,7 @@ class Workbench:
         folder: str | Path,
         *,
         model: str | None = None,
+        vectors: str | None = None,
         prune: bool = False,
         thumbnails: bool = True,
         tiling: Tiling | None = None,
@@ -197,15 +210,19 @@ class Workbench:
         """Make the collection hold the folder's images; see `workbench.folder_index.index_folder`.
 
         If it stores nothing in a collection that it created, the collection is dropped again.
+
+        Args:
+            model: source; None: the collection's own model, or the default for a new one.
+            vectors: what searches of a new collection compare, see `CollectionSpec`; None: auto.
         """
         self.store.refuse_if_read_only()  # before long work
         created = False
         try:
-            self.collection(name)
+            check_vectors(self.collection(name), vectors)
         except CollectionNotFound:
             check_images(folder)
             created = True
-        _, preferred = self.ensure_collection(name, model)
+        _, preferred = self.ensure_collection(name, model, vectors)
 
         def write(work: Callable[[Collection, Embedder], T]) -> T:
             def run(collection: Collection) -> T:
@@ -214,7 +231,7 @@ class Workbench:
 
             return self.store.write(name, run)
 
-        try:
+        with dropped_if_empty(self.store, name if created else None):
             report = index_folder(
                 write,
                 folder,
@@ -225,19 +242,9 @@ class Workbench:
                 begin=begin,
                 progress=progress,
             )
-        finally:
-            if created:
-                self._drop_if_empty(name)
         if self.originals is not None:
             self.originals.sweep()
         return report
-
-    def _drop_if_empty(self, name: str) -> None:
-        try:
-            if not self.collection(name).count():
-                self.store.drop(name)
-        except StoreError as error:
-            log.warning("the empty collection %s was not dropped (%s)", name, error)
 
     def add_images(
         self,
@@ -375,6 +382,10 @@ class Workbench:
         return self.models.get(model).embed_each(images)
 
     # ---- long work
+
+    def abandon_reembed(self, name: str) -> None:
+        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
+        import_module("nnclr_hub.workbench.reembedding").abandon(self, name)  # which imports this module
 
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON."""

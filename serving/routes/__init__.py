@@ -7,7 +7,6 @@ from fastapi import APIRouter
 from . import (
     attention,
     collections,
-    comparisons,
     embed,
     imports,
     inspections,
@@ -35,7 +34,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     imports.router,
     probes.router,
     inspections.router,
-    comparisons.router,
+    jobs.comparisons,
     server.runs,
 )
 PAGES: tuple[APIRouter, ...] = (server.docs, server.pages)  # which OpenAPI does not describe

@@ -39,7 +39,7 @@ from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, unstage
 
 from ..jobs import Jobs, JobStatus
-from ..jobs.context import UPLOAD
+from ..jobs.jobs import UPLOAD
 from ..keys import READ, WRITE
 from ..problems import answers
 from ..request_bodies import media_type, unsupported
@@ -116,13 +116,10 @@ async def import_file(
         await _receive(request, writer)
         if upload_complete == "?0":
             return ImportResponse(received=writer.size, job=None)
-        params: dict[str, Any] = {"collection": name, UPLOAD: ticket}
-        if format.images:
-            kind, params = "add", {**params, "max_bytes": settings.max_bytes}
-        else:
-            kind, params = "import", {**params, "format": format.name}
         file = _file_name(request, format)
-        job = await run_sync(writer.submit, jobs, file, kind, {**params, "file": file})
+        params: dict[str, Any] = {"collection": name, "file": file, "format": format.name}
+        most = {"max_bytes": settings.max_bytes} if format.images else {}
+        job = await run_sync(writer.submit, jobs, file, "add" if format.images else "import", params, most)
         return _started(response, JobResponse.of(job))
     except BaseException as error:
         if key is None or isinstance(error, RequestTooLarge):  # nobody can continue the upload
@@ -270,12 +267,12 @@ class _PartialFile:
             self._check_alone()
             self._append(data)
 
-    def submit(self, jobs: Jobs, name: str, kind: str, params: dict[str, Any]) -> JobStatus:
+    def submit(self, jobs: Jobs, name: str, kind: str, params: dict[str, Any], hidden: dict[str, Any]) -> JobStatus:
         """Give the complete file to a job, and return it.
 
         Args:
             name: of the file.
-            kind, params: of the job.
+            kind, params, hidden: of the job; see `Jobs.submit`.
 
         Raises:
             InvalidRequest: another request continues the upload.
@@ -287,7 +284,7 @@ class _PartialFile:
                 return existing
             self._check_alone()
             complete(self._ticket, name)
-            return jobs.submit(kind, params, mark=self._ticket)
+            return jobs.submit(kind, params, {**hidden, UPLOAD: self._ticket}, mark=self._ticket)
 
     def discard(self, jobs: Jobs) -> JobStatus | None:
         """Delete the file, unless a job has it; return that job."""

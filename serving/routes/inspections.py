@@ -5,28 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from fastapi import APIRouter, Path, Query
+from fastapi import Path, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import CollectionNotFound, InspectionNotFound, InvalidFilter, InvalidRequest
-from nnclr_hub.store.where import check_key
-from nnclr_hub.workbench.inspections import (
-    LABEL_NEXT,
-    MAX_LABEL_NEXT,
-    get_inspection,
-    is_current,
-    list_inspections,
-    place_new,
-)
+from nnclr_hub.workbench.inspections import get_inspection, is_current, list_inspections, place_new
 
-from ..keys import READ, WRITE
-from ..problems import answers
+from ..keys import READ
 from ..request_bodies import json_of
-from ..security.access import requires
-from .bodies import NAME_PATTERN, Integer, MetadataKey, Strict, binary
-from .dependencies import AppWorkbench
-from .jobs import JobResponse, Submit, answers_of_job
+from .bodies import NAME_PATTERN, binary
+from .dependencies import Here, Router
+from .jobs import InspectionBody, JobResponse, Submit, starts_job
 
 LATEST = "latest"
 NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4", "labels": "<i4", "predicted": "<i4"}
@@ -37,20 +27,6 @@ Number = Annotated[
         description="number of an inspection, or `latest`", json_schema_extra={"pattern": f"^({LATEST}|[0-9]{{1,8}})$"}
     ),
 ]
-
-
-class InspectionRequest(Strict):
-    """What to inspect."""
-
-    field: MetadataKey = Field("label", description="metadata key of the label of an item")
-    write_fields: bool = Field(
-        False,
-        description="write the findings into the metadata of the items, as `inspection.cluster`, `inspection.outlier`, "
-        "`inspection.duplicates`, `inspection.suspect` and so on, so that filters and facets can refer to them",
-    )
-    label_next: Integer = Field(
-        LABEL_NEXT, ge=1, le=MAX_LABEL_NEXT, description="number of items to label next, at most"
-    )
 
 
 class InspectionsResponse(BaseModel):
@@ -89,58 +65,47 @@ class PlacementsResponse(BaseModel):
     cursor: str | None = Field(description="cursor of the next page; null on the last page")
 
 
-router = APIRouter(prefix="/api/v1/collections/{name}/inspections", tags=["inspections"])
+router = Router(prefix="/api/v1/collections/{name}/inspections", tags=["inspections"])
 _MISSING = (CollectionNotFound, InspectionNotFound)
 
 
-@router.post(
-    "",
-    status_code=202,
-    responses=answers_of_job(CollectionNotFound, InvalidFilter),
-)
-@requires(WRITE)
+@starts_job("", CollectionNotFound, InvalidFilter, router=router)
 def start_inspection(
-    name: str,
-    body: Annotated[InspectionRequest, json_of(InspectionRequest)],
-    bench: AppWorkbench,
-    submit: Submit,
+    name: str, body: Annotated[Any, json_of(InspectionBody)], here: Here, submit: Submit
 ) -> JobResponse:
     """Inspect the collection: a map, clusters, duplicates, outliers, leaks, suspect labels, what to label next."""
-    bench.collection(name)
-    check_key(body.field)
+    here.workbench.collection(name)
     return submit("inspection", {"collection": name, **body.model_dump()})
 
 
-@router.get("", responses=answers(CollectionNotFound))
-@requires(READ)
-def list_all(name: str, bench: AppWorkbench) -> InspectionsResponse:
+@router.on("GET", "", READ, CollectionNotFound)
+def list_all(name: str, here: Here) -> InspectionsResponse:
     """List the inspections that are kept, the newest first; the oldest are deleted."""
-    return InspectionsResponse(inspections=list_inspections(bench.store.records, bench.collection(name)))
+    return InspectionsResponse(
+        inspections=list_inspections(here.workbench.store.records, here.workbench.collection(name))
+    )
 
 
-@router.get("/{number}", response_model=InspectionResponse, responses=answers(*_MISSING))
-@requires(READ)
-def describe(name: str, number: Number, bench: AppWorkbench) -> JSONResponse:
+@router.on("GET", "/{number}", READ, *_MISSING, response_model=InspectionResponse)
+def describe(name: str, number: Number, here: Here) -> JSONResponse:
     """Return the findings of an inspection."""
-    collection = bench.collection(name)
-    kept = get_inspection(bench.store.records, collection, _read(number))
+    collection = here.workbench.collection(name)
+    kept = get_inspection(here.workbench.store.records, collection, _read(number))
     return JSONResponse({**kept.about, "current": is_current(kept, collection), "findings": kept.findings})
 
 
-@router.get("/{number}/ids", response_model=InspectedIds, responses=answers(*_MISSING))
-@requires(READ)
-def ids(name: str, number: Number, bench: AppWorkbench) -> JSONResponse:
+@router.on("GET", "/{number}/ids", READ, *_MISSING, response_model=InspectedIds)
+def ids(name: str, number: Number, here: Here) -> JSONResponse:
     """Return the ids of the items, in the order of the numbers."""
-    kept = get_inspection(bench.store.records, bench.collection(name), _read(number))
+    kept = get_inspection(here.workbench.store.records, here.workbench.collection(name), _read(number))
     return JSONResponse({"ids": kept.ids})
 
 
-@router.get("/{number}/placements", response_model=PlacementsResponse, responses=answers(*_MISSING))
-@requires(READ)
+@router.on("GET", "/{number}/placements", READ, *_MISSING, response_model=PlacementsResponse)
 def placements(
     name: str,
     number: Number,
-    bench: AppWorkbench,
+    here: Here,
     cursor: Annotated[
         str | None,
         Query(description="cursor from the previous page", json_schema_extra={"pattern": NAME_PATTERN}),
@@ -148,28 +113,27 @@ def placements(
     limit: Annotated[int, Query(ge=1, le=MAX_PLACED)] = MAX_PLACED,
 ) -> JSONResponse:
     """Place items that were added since on the map and in the clusters, by their nearest inspected items."""
-    collection = bench.collection(name)
-    kept = get_inspection(bench.store.records, collection, _read(number))
+    collection = here.workbench.collection(name)
+    kept = get_inspection(here.workbench.store.records, collection, _read(number))
     placed = place_new(collection, kept, cursor, limit)
     points = zip(placed.ids, placed.coordinates.tolist(), placed.clusters.tolist(), strict=True)
     items = [{"id": id, "x": x, "y": y, "cluster": cluster} for id, (x, y), cluster in points]
     return JSONResponse({"items": items, "cursor": placed.cursor})
 
 
-@router.get(
+@router.on(
+    "GET",
     "/{number}/{values}",
+    READ,
+    *_MISSING,
+    content={"application/octet-stream": binary("little-endian numbers, item by item")},
     response_class=Response,
-    responses={
-        **answers(*_MISSING),
-        200: {"content": {"application/octet-stream": binary("little-endian numbers, item by item")}},
-    },
 )
-@requires(READ)
 def numbers(
     name: str,
     number: Number,
     values: Literal["coordinates", "clusters", "outlier_scores", "labels", "predicted"],
-    bench: AppWorkbench,
+    here: Here,
 ) -> Response:
     """Return numbers of all items.
 
@@ -177,7 +141,7 @@ def numbers(
     predictions are places in the `classes` of the findings, -1 for items without a label. A prediction is
     that of a probe which has not seen the item.
     """
-    kept = get_inspection(bench.store.records, bench.collection(name), _read(number))
+    kept = get_inspection(here.workbench.store.records, here.workbench.collection(name), _read(number))
     array: np.ndarray = getattr(kept, values)
     return Response(array.astype(NUMBERS[values]).tobytes(), media_type="application/octet-stream")
 

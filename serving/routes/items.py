@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 from fastapi import Depends, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError, model_validator
 
@@ -29,20 +28,20 @@ from nnclr_hub.errors import (
     ItemNotFound,
     MetadataConflict,
     RequestTooLarge,
-    StoreError,
 )
 from nnclr_hub.store import facets as bounds
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.store.spec import MAX_INDEXED
 from nnclr_hub.table_rows import LabelTable, read_rows
-from nnclr_hub.workbench import AddRequest, NewImage, Workbench
+from nnclr_hub.workbench import AddRequest, NewImage
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 from nnclr_hub.workbench.table_items import table_values
 
 from ..answers import PartsResponse, encoded
+from ..ingest import note_changes
 from ..keys import READ, WRITE
 from ..problems import MAX_CONFLICTS, problem
 from ..request_bodies import (
@@ -57,7 +56,7 @@ from ..request_bodies import (
     read_json,
     unsupported,
 )
-from ..telemetry import measured, note_change
+from ..telemetry import measured
 from .bodies import (
     FILE,
     FIRST_WRONG,
@@ -153,7 +152,6 @@ async def add_images(name: str, request: Request, here: Here) -> Response:
     new = await in_thread_if_large(size, _add_request, images, notes)
     with measured("ingest"):
         errors = await here.ingest.add(request, here.workbench, name, new) if new.images else []
-    await run_in_threadpool(note_changes, here.workbench, name, errors.count(None))
     added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
     results = [one.data if isinstance(one.data, ImageError) else next(added) for one in images]
     return _uploaded(request.url.path, images, results)
@@ -230,14 +228,6 @@ def put_vectors(
         seq = here.workbench.upsert(name, items, fingerprint=fingerprint)
     note_changes(here.workbench, name, len(items))
     return StoredResponse(stored=len(items), seq=seq)
-
-
-def note_changes(bench: Workbench, name: str, count: int) -> None:
-    """Record a write for the log. The collection may have been dropped since, but the write was answered."""
-    seconds = 0.0
-    with suppress(StoreError):
-        seconds = bench.collection(name).statistics().commit_seconds
-    note_change(count, seconds)
 
 
 # ---- read items

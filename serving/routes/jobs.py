@@ -1,18 +1,23 @@
-"""/api/v1/jobs, and the routes that start a job: index, reembed, duplicates, backup."""
+"""/api/v1/jobs, and the routes that start a job: one for each task of `workbench.tasks`.
+
+The schemas are made from the requests of the tasks.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, Literal, get_type_hints
 
 import orjson
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
-from pydantic import Field
+from pydantic import Field, create_model
 
+from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import (
     CollectionNotFound,
     DiskFull,
@@ -24,37 +29,27 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     UnknownModel,
 )
-from nnclr_hub.store.checks import MAX_LIMIT
-from nnclr_hub.workbench.duplicates import check_pair_score
-from nnclr_hub.workbench.reembedding import abandon
+from nnclr_hub.store.where import check_key
+from nnclr_hub.workbench.duplicates import DuplicatesRequest, check_pair_score
+from nnclr_hub.workbench.index_task import IndexRequest
+from nnclr_hub.workbench.inspection.findings import InspectionRequest
+from nnclr_hub.workbench.reembedding import ReembedRequest, abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
+from nnclr_hub.workbench.tasks import JOBS, all_tasks
+from nnclr_hub.workbench.tasks import Request as TaskRequest
 
 from ..jobs import Jobs, JobStatus
-from ..jobs.context import ROOT, UPLOAD
 from ..jobs.events import is_over, stream
+from ..jobs.jobs import own_tasks
 from ..keys import READ, WRITE
-from ..problems import answers
 from ..request_bodies import json_of
-from ..security.access import requires
-from .bodies import CollectionName, Integer, Strict, Where
-from .dependencies import AppEngines, AppSettings, AppWorkbench, served_engine
+from .bodies import FIRST_WRONG, CollectionName, Integer, MetadataKey, Strict, Where
+from .dependencies import Here, Router, served_engine, served_names, served_source
 
-# job parameters that are not shown: paths of this machine (a model's source may be one), and secrets
-SOURCE = "source"
-HIDDEN = (SOURCE, ROOT, UPLOAD)
-JobKind = Literal[
-    "probe_fit",
-    "reembed",
-    "duplicates",
-    "verify",
-    "compact",
-    "add",
-    "import",
-    "index",
-    "backup",
-    "inspection",
-    "comparison",
-]
+MAX_COMPARED = 8  # encoders
+# stricter types of fields, by name
+TYPES: dict[str, Any] = {"where": Where | None, "field": MetadataKey}  # type: ignore[operator]
+JobKind = Literal[tuple(sorted(own_tasks()))]  # type: ignore[valid-type]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 
 
@@ -88,10 +83,8 @@ class JobResponse(Strict):
 
     @classmethod
     def of(cls, job: JobStatus) -> JobResponse:
-        """Make the response of a job, without hidden parameters."""
-        fields = {name: getattr(job, name) for name in cls.model_fields}
-        params = {name: value for name, value in job.params.items() if name not in HIDDEN}
-        return cls.model_validate({**fields, "params": params})
+        """Make the response of a job."""
+        return cls.model_validate({name: getattr(job, name) for name in cls.model_fields})
 
 
 class JobsResponse(Strict):
@@ -104,56 +97,42 @@ class JobsResponse(Strict):
 class JobRequest(Strict):
     """Maintenance of a collection in the background."""
 
-    kind: Literal["verify", "compact"]
+    kind: Literal[tuple(sorted(name for name, task in all_tasks().items() if task.path == JOBS))]  # type: ignore[valid-type]
     collection: CollectionName
 
 
-class ReembedRequest(Strict):
-    """A new encoder for a collection."""
+class ComparisonRequest(Strict):
+    """The encoders to compare, and the labels to compare them by."""
 
-    model: str = Field(description="a model that the server serves")
-    skip_missing: bool = Field(False, description="skip items whose file is missing or changed")
-    writes_stopped: bool = Field(
-        False,
-        description="nothing else writes to the collection until the job is done. Required over Milvus, which keeps no "
-        "log of changes; a store in a folder accepts writes",
-    )
-
-
-class IndexRequest(Strict):
-    """A folder on the server."""
-
-    source: str | None = Field(
-        None, description="name of one of the server's source folders; null if there is only one"
-    )
-    folder: str = Field(
-        "",
-        max_length=4096,
-        description="folder in the source folder, including its subfolders; empty: the whole source folder",
-    )
-    prune: bool = Field(
-        False,
-        description="delete items of this folder whose file no longer exists. Refused if the folder is empty, because "
-        "its disk may not be mounted. Items of a subfolder that is empty, a link or unreadable are kept; the result "
-        "counts them as `kept`",
-    )
-
-
-class DuplicatesRequest(Strict):
-    """What counts as a duplicate."""
-
-    threshold: float | Literal["auto"] | None = Field(
+    models: Annotated[list[str], FIRST_WRONG] | None = Field(
         None,
-        description="lowest score of a pair, as in a search; auto: above chance in this collection; null: only images "
-        "with identical pixels",
+        max_length=MAX_COMPARED,
+        description=f"models that the server serves, or the hand-crafted features {', '.join(FLOORS)}; null: all "
+        "models of the server, and pixels. The others are compared with the first one",
     )
-    where: Where | None = Field(None, description="only items that match the filter; needs a threshold")
-    exact: bool = Field(False, description="compare every pair; takes quadratic time")
-    limit: Integer = Field(1000, ge=1, le=MAX_LIMIT, description="maximum number of groups, largest first")
+    field: MetadataKey = Field("label", description="metadata key of the label of an item")
 
 
-router = APIRouter(prefix="/api/v1", tags=["jobs"])
+def schema_of(request: type[TaskRequest]) -> Any:
+    """Return the body of a route: the fields of a task's request that clients set, without the collection."""
+    hints = get_type_hints(request)
+    made: dict[str, Any] = {}
+    for one in fields(request):
+        if one.metadata["hidden"] or one.name == "collection":
+            continue
+        kind = TYPES.get(one.name, Integer if hints[one.name] is int else hints[one.name])
+        default = ... if one.default is MISSING else one.default
+        made[one.name] = (kind, Field(default, description=one.metadata["doc"], **one.metadata["limits"]))
+    return create_model(request.__name__, __base__=Strict, __doc__=request.__doc__, **made)
+
+
+DuplicatesBody, IndexBody = schema_of(DuplicatesRequest), schema_of(IndexRequest)
+ReembedBody, InspectionBody = schema_of(ReembedRequest), schema_of(InspectionRequest)
+router = Router(prefix="/api/v1", tags=["jobs"])
+comparisons = Router(prefix="/api/v1", tags=["inspections"])
 _ID = re.compile(r"[0-9a-f]{14}")
+LOCATION = {"Location": {"description": "Path of the job.", "schema": {"type": "string"}}}
+_ACCEPTED = {"description": "The job was accepted; Location is its path.", "headers": LOCATION}
 
 
 def _jobs(request: Request) -> Jobs:
@@ -161,19 +140,19 @@ def _jobs(request: Request) -> Jobs:
 
 
 AppJobs = Annotated[Jobs, Depends(_jobs)]
-LOCATION = {"Location": {"description": "Path of the job.", "schema": {"type": "string"}}}
 
 
 class Submission:
     """A dependency of routes that start a job. A request for what a job waits to do, or does, gets that job."""
 
     def __init__(self, request: Request, response: Response) -> None:
-        self._request, self._response = request, response
+        self._jobs, self._response = _jobs(request), response
 
-    def __call__(self, kind: str, params: Mapping[str, Any], input: bytes | None = None) -> JobResponse:
-        """Submit a job, and return the response of the route; see `Jobs.submit`."""
-        mark = hashlib.sha256(orjson.dumps([kind, params]) + (input or b"")).hexdigest()
-        job = _jobs(self._request).submit(kind, params, input, mark=mark)
+    def __call__(self, kind: str, params: Mapping[str, Any], **hidden: Any) -> JobResponse:
+        """Submit a job, and return the response of the route; see `Jobs.submit`. An invalid request is refused."""
+        self._jobs.tasks[kind].request.from_json({**params, **hidden})
+        mark = hashlib.sha256(orjson.dumps([kind, params, hidden])).hexdigest()
+        job = self._jobs.submit(kind, params, hidden, mark=mark)
         self._response.headers["Location"] = f"/api/v1/jobs/{job.id}"
         return JobResponse.of(job)
 
@@ -181,14 +160,13 @@ class Submission:
 Submit = Annotated[Submission, Depends(Submission)]
 
 
-def answers_of_job(*kinds: Any) -> dict[int | str, dict[str, Any]]:
-    """Return the responses of a route that starts a job, for its OpenAPI description."""
-    made = {"description": "The job was accepted; Location is its path.", "headers": LOCATION}
-    return {202: made, **answers(StoreReadOnly, DiskFull, "unsupported_media_type", *kinds)}
+def starts_job(path: str, *errors: Any, router: Router = router, **options: Any) -> Any:
+    """Declare a route that starts a job."""
+    errors = (StoreReadOnly, DiskFull, "unsupported_media_type", *errors)
+    return router.on("POST", path, WRITE, *errors, responses={202: _ACCEPTED}, status_code=202, **options)
 
 
-@router.get("/jobs", responses=answers())
-@requires(READ)
+@router.on("GET", "/jobs", READ)
 def list_jobs(
     jobs: AppJobs,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -196,7 +174,7 @@ def list_jobs(
         str | None,
         Query(description="cursor from the previous page", json_schema_extra={"pattern": f"^{_ID.pattern}$"}),
     ] = None,
-    kind: JobKind | None = None,
+    kind: JobKind | None = None,  # type: ignore[valid-type]
     state: JobState | None = None,
 ) -> JobsResponse:
     """List jobs, newest first, without their results.
@@ -209,25 +187,17 @@ def list_jobs(
     return JobsResponse(jobs=[JobResponse.of(job) for job in found], cursor=after)
 
 
-@router.post(
-    "/jobs",
-    status_code=202,
-    responses=answers_of_job(CollectionNotFound),
-    operation_id="jobs-look-after",  # the published id; generated clients are named after it
-)
-@requires(WRITE)
-def start_maintenance(
-    body: Annotated[JobRequest, json_of(JobRequest)], bench: AppWorkbench, submit: Submit
-) -> JobResponse:
+# the published id; generated clients are named after it
+@starts_job(JOBS, CollectionNotFound, operation_id="jobs-look-after")
+def start_maintenance(body: Annotated[JobRequest, json_of(JobRequest)], here: Here, submit: Submit) -> JobResponse:
     """Verify or compact a collection in the background."""
-    bench.collection(body.collection)
+    here.workbench.collection(body.collection)
     return submit(body.kind, {"collection": body.collection})
 
 
-@router.post("/store/backups", status_code=202, responses=answers_of_job())
-@requires(WRITE)
+@starts_job("/store/backups")
 def start_backup(
-    settings: AppSettings,
+    here: Here,
     submit: Submit,
     keep: Annotated[
         int | None, Query(ge=1, le=1_000_000, description="number of backups to keep; older ones are removed")
@@ -237,38 +207,33 @@ def start_backup(
 
     Only what is new is copied. The job's result has the backup's id and its size.
     """
-    if not settings.backup_to:
+    if not here.settings.backup_to:
         raise InvalidRequest("This server makes no backups; set NNCLR_BACKUP_TO to a folder or an address.")
     return submit("backup", {"keep": keep})
 
 
-@router.get("/jobs/{id}", responses=answers(JobNotFound))
-@requires(READ)
+@router.on("GET", "/jobs/{id}", READ, JobNotFound)
 def get_job(id: str, jobs: AppJobs) -> JobResponse:
     """Return the current state of a job; the id `latest` means the newest one."""
     return JobResponse.of(jobs.get(id))
 
 
-@router.delete("/jobs/{id}", responses=answers(JobNotFound, StoreReadOnly, DiskFull))
-@requires(WRITE)
+@router.on("DELETE", "/jobs/{id}", WRITE, JobNotFound, StoreReadOnly, DiskFull)
 def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
     """Cancel a job: at once if it is queued, at its next step if it runs. A job that has ended does not change."""
     return JobResponse.of(jobs.cancel(id))
 
 
-@router.get(
-    "/jobs/{id}/events",
-    response_class=StreamingResponse,
-    responses={
-        200: {
-            "description": "Events `state` and `progress` with the job as data, until the job has ended.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}}},
-        },
-        204: {"description": "The job has ended, and the client has received that event."},
-        **answers(JobNotFound),
+_EVENTS = {
+    200: {
+        "description": "Events `state` and `progress` with the job as data, until the job has ended.",
+        "content": {"text/event-stream": {"schema": {"type": "string"}}},
     },
-)
-@requires(READ)
+    204: {"description": "The job has ended, and the client has received that event."},
+}
+
+
+@router.on("GET", "/jobs/{id}/events", READ, JobNotFound, responses=_EVENTS, response_class=StreamingResponse)
 async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None, Header()] = None) -> Response:
     """Stream the progress of a job as server-sent events."""
     job = await run_in_threadpool(jobs.get, id)
@@ -280,22 +245,12 @@ async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None
     )
 
 
-@router.post(
-    "/collections/{name}/duplicates",
-    status_code=202,
-    responses=answers_of_job(CollectionNotFound, InvalidFilter),
-)
-@requires(WRITE)
+@starts_job("/collections/{name}/duplicates", CollectionNotFound, InvalidFilter)
 def find_duplicates(
-    name: str,
-    body: Annotated[DuplicatesRequest, json_of(DuplicatesRequest)],
-    bench: AppWorkbench,
-    submit: Submit,
+    name: str, body: Annotated[Any, json_of(DuplicatesBody)], here: Here, submit: Submit
 ) -> JobResponse:
     """Find duplicate items."""
-    collection = bench.collection(name)
-    if body.threshold is None and (body.where is not None or body.exact):
-        raise InvalidRequest("where and exact need a threshold; set threshold, or remove them.")
+    collection = here.workbench.collection(name)
     if isinstance(body.threshold, float):
         check_pair_score(collection, body.threshold)
     if body.where is not None:
@@ -303,67 +258,62 @@ def find_duplicates(
     return submit("duplicates", {"collection": name, **body.model_dump()})
 
 
-@router.post(
-    "/collections/{name}/reembed",
-    status_code=202,
-    responses=answers_of_job(CollectionNotFound, UnknownModel, ModelError),
-)
-@requires(WRITE)
-def start_reembed(
-    name: str,
-    body: Annotated[ReembedRequest, json_of(ReembedRequest)],
-    bench: AppWorkbench,
-    engines: AppEngines,
-    settings: AppSettings,
-    submit: Submit,
-) -> JobResponse:
+@starts_job("/collections/{name}/reembed", CollectionNotFound, UnknownModel, ModelError)
+def start_reembed(name: str, body: Annotated[Any, json_of(ReembedBody)], here: Here, submit: Submit) -> JobResponse:
     """Build a copy of the collection with another model, then swap the two. Writes are accepted until then.
 
     The copy is called after the collection and the model's fingerprint, such as `photos.1a2b3c4d`. Cancelling the job
     deletes it. After a failure, it is kept and the next call continues it. At the end it takes the name of the
     collection, and the old one is kept as `photos.old`.
     """
+    bench = here.workbench
     bench.collection(name)
-    source = served_engine(engines, body.model).name
-    if not settings.source_folders and not (bench.originals and bench.originals.used):
+    source = served_engine(here.engines, body.model).name
+    if not here.settings.source_folders and not (bench.originals and bench.originals.used):
         raise InvalidRequest(
             "This server reads no files and keeps no originals, so it cannot embed the images again; set "
             'NNCLR_SOURCE_FOLDERS to the folders that were indexed, as JSON such as ["/photos"].'
         )
-    return submit("reembed", {"collection": name, **body.model_dump(), SOURCE: source})
+    return submit("reembed", {"collection": name, **body.model_dump()}, source=source)
 
 
-@router.post(
-    "/collections/{name}/index",
-    status_code=202,
-    responses=answers_of_job(CollectionNotFound, FingerprintMismatch, ModelError),
-)
-@requires(WRITE)
-def index_folder(
-    name: str,
-    body: Annotated[IndexRequest, json_of(IndexRequest)],
-    bench: AppWorkbench,
-    settings: AppSettings,
-    submit: Submit,
-) -> JobResponse:
+@starts_job("/collections/{name}/index", CollectionNotFound, FingerprintMismatch, ModelError)
+def index_folder(name: str, body: Annotated[Any, json_of(IndexBody)], here: Here, submit: Submit) -> JobResponse:
     """Index the images of a folder on the server; call it again to pick up changes.
 
     The label of an image is the name of its folder, unless that is the indexed folder itself. A folder and its
     subfolder are different sources, and their images become separate items. Links to files are followed. The folder
     must be in `NNCLR_SOURCE_FOLDERS`, and the server must listen on 127.0.0.1; otherwise, send the images.
     """
-    if not settings.local:
+    if not here.settings.local:
         raise InvalidRequest("Folders can be indexed only if the server listens on 127.0.0.1; send the images instead.")
-    bench.fillable(name)
-    place = SourceFolders(settings.source_folders).find(body.source, body.folder)
-    params = {"collection": name, ROOT: str(place.root), "folder": place.relative, "prune": body.prune}
-    return submit("index", params)
+    here.workbench.fillable(name)
+    place = SourceFolders(here.settings.source_folders).find(body.source, body.folder)
+    params = {"collection": name, "folder": place.relative, "prune": body.prune}
+    return submit("index", params, root=str(place.root))
 
 
-@router.delete(
-    "/collections/{name}/reembed", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull)
-)
-@requires(WRITE)
-def abandon_reembed(name: str, bench: AppWorkbench) -> None:
+@router.on("DELETE", "/collections/{name}/reembed", WRITE, CollectionNotFound, StoreReadOnly, DiskFull, status_code=204)
+def abandon_reembed(name: str, here: Here) -> None:
     """Delete the copies that failed re-embeddings left behind, if there are any."""
-    abandon(bench, name)
+    abandon(here.workbench, name)
+
+
+@starts_job("/collections/{name}/comparisons", CollectionNotFound, UnknownModel, InvalidFilter, router=comparisons)
+def compare_encoders(
+    name: str, body: Annotated[ComparisonRequest, json_of(ComparisonRequest)], here: Here, submit: Submit
+) -> JobResponse:
+    """Compare encoders on the thumbnails of a collection: cross-validated accuracy, and scores without labels.
+
+    At most 1000 items are compared, if possible with labels. The job's result has the scores with 95% intervals, and a
+    conclusion.
+    """
+    here.workbench.collection(name)
+    check_key(body.field)
+    names = {source: public for public, source in served_names(here.engines).items()}
+    compared: dict[str, str | None] = {}  # the source of each, by its public name; None: hand-crafted
+    for one in body.models or [*list(names.values())[: MAX_COMPARED - 1], "pixels"]:
+        source = None if one in FLOORS else served_source(here.engines, one)
+        compared[one if source is None else names[source]] = source
+    params = {"collection": name, "models": list(compared), "field": body.field}
+    return submit("comparison", params, source=list(compared.values()))

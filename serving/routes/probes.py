@@ -66,7 +66,7 @@ from .bodies import (
 )
 from .collections import TYPE
 from .dependencies import Here, Parts, Router, served_engine
-from .jobs import SOURCE, JobResponse, Submit, answers_of_job
+from .jobs import JobResponse, Submit, starts_job
 
 router = Router(prefix="/api/v1/probes", tags=["probes"])
 EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
@@ -201,10 +201,10 @@ async def _to_fit(request: Request, here: Here) -> ProbeRequest:
     return body
 
 
-_FIT_ANSWERS = answers_of_job(CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter)
+_REFUSALS = (CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter)
 
 
-@router.on("POST", "", WRITE, responses=_FIT_ANSWERS, status_code=202, openapi_extra=json_body(ProbeRequest))
+@starts_job("", *_REFUSALS, router=router, openapi_extra=json_body(ProbeRequest))
 def fit(body: Annotated[ProbeRequest, Depends(_to_fit)], here: Here, submit: Submit) -> JobResponse:
     """Fit a probe in the background; the result of the job has its scores on held-out rows."""
     bench = here.workbench
@@ -215,14 +215,10 @@ def fit(body: Annotated[ProbeRequest, Depends(_to_fit)], here: Here, submit: Sub
         require_field(bench.collection(body.collection), body.field, body.where)
     has_images = any(item.image is not None for item in body.items or ())
     known = has_images or body.model is not None
-    params = {
-        **body.model_dump(include={"name", "collection", "field", "where", "model", "replace"}),
-        "items": None if body.items is None else len(body.items),
-        "options": body.model_dump(include={"l2", "balanced", "threshold", "reject_far"}),
-        SOURCE: served_engine(here.engines, body.model).name if known else None,
-    }
-    items = None if body.items is None else json.dumps([item.model_dump() for item in body.items]).encode()
-    return submit("probe_fit", params, items)
+    source = served_engine(here.engines, body.model).name if known else None
+    params = {**body.model_dump(exclude={"items"}), "items": None if body.items is None else len(body.items)}
+    items = None if body.items is None else [item.model_dump() for item in body.items]
+    return submit("probe_fit", params, source=source, **({} if items is None else {"items": items}))
 
 
 @router.on("GET", "/{name}", READ, ProbeNotFound)

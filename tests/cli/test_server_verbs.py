@@ -14,8 +14,8 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.folder.collection import EmbeddedCollection
 from nnclr_hub.store.reports import VerifyReport
+from nnclr_hub.workbench import duplicates, reembedding
 from nnclr_hub.workbench.image_record import PIXEL_HASH
-from serving.jobs import kinds
 
 KEY = "0123456789abcdefghijklmnop"
 RED = '{"must": [{"key": "label", "match": "red"}]}'
@@ -159,7 +159,7 @@ def test_duplicates_are_the_same_over_rest(both, server, monkeypatch):
     both("create", "few", "--dim", 4)
     assert both("duplicates", "few", "--near", "auto")[0] == 2
     assert both("duplicates", "nothing")[0] == 1
-    monkeypatch.setattr(kinds, "MAX_IDS", 1)
+    monkeypatch.setattr(duplicates, "MAX_IDS", 1)
     code, out, _ = nnclr("store", "duplicates", "v", "--server", server.url)
     assert (code, "3 alike:\n  0.jpg\n  and 2 more\n" in out, "1 groups with 3 items" in out) == (0, True, True)
 
@@ -181,7 +181,7 @@ def test_reembedding_is_the_same_over_rest(both, server, model, tmp_path, monkey
     assert both("reembed", "nothing", "--abandon")[0] == 1
     assert both("reembed", "now")[0] == both("reembed", "now", "--model", "nowhere")[0] == 2
     with monkeypatch.context() as few:
-        few.setattr(kinds, "MAX_NAMED", 1)
+        few.setattr(reembedding, "MAX_NAMED", 1)
         few.setattr("nnclr_hub.cli.index.SHOWN", 1)
         there = nnclr("store", *again, "--skip-missing", "--server", server.url)
         here = nnclr("store", *again, "--skip-missing", "--store", tmp_path / "store")

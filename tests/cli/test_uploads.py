@@ -14,7 +14,7 @@ from nnclr_hub.client.collection import RemoteCollection
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, ServerUnreachable, StoreCorrupt, UnknownModel
 from nnclr_hub.store.folder.collection import EmbeddedCollection
-from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench import workbench
 
 KEY = "0123456789abcdefghijklmnop"
 
@@ -89,7 +89,7 @@ def test_the_first_error_of_an_index_is_reported(server, folder, model, monkeypa
 
     monkeypatch.setenv("NNCLR_API_KEY", KEY)
     kind, place = {
-        "store": (Workbench, ("--store", tmp_path / "s", "--model", model)),
+        "store": (workbench, ("--store", tmp_path / "s", "--model", model)),
         "server": (RemoteCollection, ("--server", server.url)),
     }[where]
     monkeypatch.setattr(kind, "index_folder", fails)

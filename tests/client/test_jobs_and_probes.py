@@ -4,6 +4,7 @@ import csv
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,9 +24,13 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.probe.cross_validation import out_of_fold
+from nnclr_hub.workbench.duplicates import DuplicatesRequest
+from nnclr_hub.workbench.index_task import IndexRequest
+from nnclr_hub.workbench.inspection.comparison import ComparisonRequest
+from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from nnclr_hub.workbench.inspections import get_inspection, is_current
 from nnclr_hub.workbench.maintenance import CollectionRequest
-from serving.jobs import KINDS, Kind
+from nnclr_hub.workbench.reembedding import ReembedRequest
 
 
 @pytest.fixture(scope="module")
@@ -77,12 +82,12 @@ def test_maintenance_of_a_collection_runs_as_jobs(client, server, encoder, image
     seen = []
     collection.compact(lambda done, total: seen.append(total))
     assert seen
-    found = client.jobs.wait(collection.duplicates(0.99, where={"must": []}).id).result
+    found = client.run("duplicates", DuplicatesRequest("twice", 0.99, where={"must": []}))
     assert [sorted(group["ids"]) for group in found["groups"]] == [["a", "b"]]
     with pytest.raises(InvalidRequest):
-        collection.duplicates(exact=True)
+        DuplicatesRequest("twice", exact=True)
     with pytest.raises(UnknownModel):
-        collection.reembed("nothing")
+        client.start("reembed", ReembedRequest("twice", "nothing"))
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").compact()
     client.collections.drop("twice")
@@ -90,12 +95,11 @@ def test_maintenance_of_a_collection_runs_as_jobs(client, server, encoder, image
 
 def test_a_folder_on_the_server_is_indexed(client, photos):
     client.collections.create("there")
-    collection = client.collection("there")
     [one, *_] = sorted(folder.name for folder in photos.iterdir())
-    assert client.jobs.wait(collection.index_there(one).id).result["added"] == len(list((photos / one).iterdir()))
-    assert client.jobs.wait(collection.index_there(source=photos.name).id).result["added"] == 60
+    assert client.run("index", IndexRequest("there", folder=one))["added"] == len(list((photos / one).iterdir()))
+    assert client.run("index", IndexRequest("there", photos.name))["added"] == 60
     with pytest.raises(InvalidRequest):
-        collection.index_there("..")
+        client.start("index", IndexRequest("there", folder=".."))
     client.collections.drop("there")
 
 
@@ -122,13 +126,14 @@ def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, image_files):
     assert client.probes.get("rows").classes == (0, 1)
 
 
-def test_jobs_are_listed_cancelled_and_awaited_with_a_timeout(client, monkeypatch):
-    def endless(context):
+def test_jobs_are_listed_cancelled_and_awaited_with_a_timeout(client, server, monkeypatch):
+    def endless(bench, request, context):
         while True:
-            context.check()
+            context.raise_if_cancelled()
             time.sleep(0.01)
 
-    monkeypatch.setitem(KINDS, "probe_fit", Kind(endless))
+    tasks = server.app.state.jobs.tasks
+    monkeypatch.setitem(tasks, "probe_fit", replace(tasks["probe_fit"], run=endless))
     job = client.probes.fit("slow", vectors=np.eye(4, dtype=np.float32), labels=[*"aabb"])
     with pytest.raises(DeadlineExceeded):
         client.jobs.wait(job.id, timeout=0.001)
@@ -157,8 +162,8 @@ def test_errors_have_the_classes_of_the_library(client):
 
 def test_an_inspection_is_made_read_and_extended(client, server, encoder, image_files):
     collection = client.collection("photos")
-    done = client.jobs.wait(collection.inspect(write_fields=True, label_next=3).id)
-    assert done.result["items"] == 60
+    done = client.run("inspection", InspectionRequest("photos", write_fields=True, label_next=3))
+    assert done["items"] == 60
     kept = collection.inspection()
     local = get_inspection(server.bench.store.records, server.bench.collection("photos"))
     assert collection.inspections()[0] == kept.number == local.number
@@ -185,26 +190,26 @@ def test_an_inspection_is_made_read_and_extended(client, server, encoder, image_
     with pytest.raises(InspectionNotFound):
         collection.inspection(999)
     with pytest.raises(InvalidRequest):
-        collection.inspect(label_next=0)
+        InspectionRequest("photos", label_next=0)
 
 
 def test_encoders_are_compared_on_a_collection(client, server):
-    done = client.jobs.wait(client.collection("photos").compare(["pixels", "default"]).id)
+    done = client.run("comparison", ComparisonRequest("photos", ["pixels", "default"]))
     collection, own = server.bench.collection("photos"), server.bench.models.get()
     ids = sorted(item.id for item in collection.scroll(limit=1000).items)
     labels = [item.metadata["label"] for item in collection.get(ids)]
     codes = np.unique(labels, return_inverse=True)[1]
     vectors = np.stack(own.embed_each([collection.thumbnail(id) for id in ids]))  # of the same pixels, all at once
     right = out_of_fold(vectors, codes, classifier="knn").right
-    pixels, network = done.result["scores"]
-    assert (pixels["source"], done.result["images"], done.result["labels"]) == ("pixels", len(ids), len(ids))
+    pixels, network = done["scores"]
+    assert (pixels["source"], done["images"], done["labels"]) == ("pixels", len(ids), len(ids))
     assert network["knn"][0] == pytest.approx(right.mean())
     assert network["against_first"]["mean"] == pytest.approx(network["linear"][0] - pixels["linear"][0])
     code, printed, err = nnclr("inspect", "photos", "--server", server.url, "--compare", "pixels", "--json")
     assert (code, json.loads(printed)["scores"][0]["knn"]) == (0, pixels["knn"]), err
     for wrong, kind in ((["nothing"], UnknownModel), (["pixels"] * 9, InvalidRequest)):
         with pytest.raises(kind):
-            client.collection("photos").compare(wrong)
+            client.start("comparison", ComparisonRequest("photos", wrong))
 
 
 def test_the_verb_inspects_a_collection_of_a_server(server, tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from running_server import start
 from store import exhaustive
 from store.milvus_servers import SERVERS
 
@@ -19,10 +20,12 @@ from nnclr_hub.store.base import Collection, Item
 PLACES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
     "folder": lambda folder: nullcontext(str(folder / "store")),
     "milvus": lambda folder: nullcontext(str(folder / "x.milvus.db")),
+    "http": lambda folder: over_http(folder),
     **{name: lambda folder, run=run: served(run(folder)) for name, run in SERVERS.items()},
 }
 PARAMS = [pytest.param(name, marks=[pytest.mark.scale] if name in SERVERS else []) for name in PLACES]
 
+THUMBNAILS = [True]  # whether `items` have thumbnails, which cannot be sent to a server
 N, DIM = 60, 8
 _rng = np.random.default_rng(0)
 VECTORS = _rng.normal(size=(N, DIM)).astype(np.float32)
@@ -61,6 +64,16 @@ def served(running: AbstractContextManager[Any]) -> Iterator[str]:
         yield server.uri
 
 
+@contextmanager
+def over_http(folder: Path) -> Iterator[str]:
+    """Serve a store in a thread of this process; its collections are of vectors, so no model is needed."""
+    running = start("random:resnet18", folder / "store")
+    try:
+        yield next(running).url
+    finally:
+        running.close()
+
+
 def metadata_of(i: int) -> dict[str, Any]:
     """Return every kind of value under the same keys, so that their types are compared."""
     made: dict[str, Any] = {"n": i, "label": LABELS[i % len(LABELS)], "mixed": NUMBERS[i % len(NUMBERS)]}
@@ -68,7 +81,7 @@ def metadata_of(i: int) -> dict[str, Any]:
 
 
 def items(start: int = 0, stop: int = N) -> list[Item]:
-    thumbnails = [None, b"", b"\xff\xd8jpeg\x00", bytes(32 * 1024)]
+    thumbnails = [None, b"", b"\xff\xd8jpeg\x00", bytes(32 * 1024)] if THUMBNAILS[0] else [None] * 4
     ids = [f"{'Az9._~-'[i % 7]}{i}" for i in range(N)]
     return [Item(ids[i], VECTORS[i], metadata_of(i), thumbnails[i % 4]) for i in range(start, stop)]
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nnclr_hub.method import METHODS
+from nnclr_hub.workbench.tasks import all_tasks
 from training.evals.protocols import ON_FEATURES, PROTOCOLS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
@@ -18,7 +19,7 @@ def code_of(section: str) -> str:
 
 @pytest.fixture(autouse=True)
 def restore_tables(monkeypatch):
-    tables = [METHODS, ON_FEATURES, PROTOCOLS]
+    tables = [METHODS, ON_FEATURES, PROTOCOLS, all_tasks()]
     try:
         from nnclr_hub.store.index_kinds import INDEX_KINDS
     except ImportError:

@@ -14,10 +14,9 @@ from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench, file_import, folder_index
-from nnclr_hub.workbench.staging import complete, partial_file, staged
-from nnclr_hub.workbench.tasks import Interrupted
-from serving.jobs import add_images
-from serving.jobs.context import JobContext, Signals
+from nnclr_hub.workbench.staging import complete, folder_of, partial_file, staged
+from nnclr_hub.workbench.tasks import Interrupted, TaskContext
+from serving.jobs.jobs import own_tasks
 
 
 @pytest.fixture
@@ -43,16 +42,16 @@ def waits(ticket: str) -> bool:
     return True
 
 
-def run(server, kind: str, **params):
+def run(server, kind: str, hidden: dict, **params):
     """Run a job, and return it when it has ended."""
     jobs = server.app.state.jobs
-    job = jobs.submit(kind, params)
+    job = jobs.submit(kind, params, hidden)
     until(lambda: jobs.get(job.id).has_ended)
     return jobs.get(job.id)
 
 
 def add(server, ticket: str, most: int = 20_000_000):
-    return run(server, "add", collection="photos", upload=ticket, max_bytes=most)
+    return run(server, "add", {"upload": ticket, "max_bytes": most}, collection="photos", format="zip")
 
 
 def test_images_are_added_with_their_folder_as_label_and_errors_are_listed(
@@ -92,12 +91,12 @@ def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection
     add_images = Workbench.add_images
     monkeypatch.setattr(Workbench, "add_images", lambda *given: (going.wait(120), add_images(*given))[1])
     jobs, tickets = server.app.state.jobs, [ticket({"a.jpg": image_files[i]}) for i in range(20)]
-    made = [jobs.submit("add", {"collection": "photos", "upload": one, "max_bytes": 10**6}) for one in tickets]
+    made = [jobs.submit("add", {"collection": "photos", "format": "zip"}, {"upload": one}) for one in tickets]
     failing = ticket({"a.jpg": image_files[0]})
     for job in made:
         jobs.cancel(job.id)
     going.set()
-    assert run(server, "add", collection="nowhere", upload=failing, max_bytes=10**6).state == "failed"
+    assert run(server, "add", {"upload": failing}, collection="nowhere", format="zip").state == "failed"
     until(lambda: not any(map(waits, [*tickets, failing])))
     assert {jobs.get(job.id).state for job in made} <= {"cancelled", "done"}
 
@@ -106,18 +105,22 @@ NOTES: dict[str, Any] = {}  # of the jobs, by ticket
 
 
 def attempt(server, ticket: str, *, until: int | None = None):
-    """Run the work of a job; return None if a shutdown interrupts it after `until` images."""
-    signals = Signals(threading.Event(), threading.Event())
+    """Run the task of a job; return None if a shutdown interrupts it after `until` images."""
+    reported = [0]
 
-    def report(done: int, total: int) -> None:
-        if until is not None and done >= until:
-            signals.stop.set()
+    def check() -> None:
+        if until is not None and reported[-1] >= until:
+            raise Interrupted
 
-    params = {"collection": "photos", "upload": ticket, "max_bytes": 10**6}
+    keep = partial(NOTES.__setitem__, ticket)
+    context = TaskContext(
+        lambda done, total: reported.append(done), check, folder=folder_of(ticket), state=NOTES.get(ticket), save=keep
+    )
+    task = own_tasks()["add"]
+    path = str(staged(ticket).path)
+    request = task.request.from_json({"collection": "photos", "max_bytes": 10**6, "path": path, "format": "zip"})
     try:
-        keep = partial(NOTES.__setitem__, ticket)
-        context = JobContext(params, b"", server.bench, (), signals, report, NOTES.get(ticket, {}), keep)
-        return add_images.add(context).result
+        return task.run(server.bench, request, context).as_json()
     except Interrupted:
         return None
 
@@ -169,9 +172,9 @@ def test_a_job_whose_images_were_deleted_fails(server, collection):
 
 
 def test_the_upload_ticket_is_secret(server, client, collection, ticket, image_files):
-    job = add(server, ticket({"a.jpg": image_files[0]}))
-    body = client.get(f"/api/v1/jobs/{job.id}")
-    assert job.params["upload"] not in body.text
+    given = ticket({"a.jpg": image_files[0]})
+    job = add(server, given)
+    assert given not in client.get(f"/api/v1/jobs/{job.id}").text
     assert client.get("/api/v1/jobs", params={"kind": "add"}).json()["jobs"][0]["id"] == job.id
 
 
@@ -183,8 +186,9 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
     for path in sorted(folder.rglob("*.jpg")):
         if path not in kept:
             path.rename(path.with_suffix(".away"))
-    params = {"collection": "photos", "root": str(root), "folder": "cut", "prune": True}
-    assert run(server, "index", **params).result["added"] == 20
+    params = {"collection": "photos", "folder": "cut", "prune": True}
+    first = run(server, "index", {"root": str(root)}, **params)
+    assert first.result["added"] == 20
     for path in folder.rglob("*.away"):
         path.rename(path.with_suffix(".jpg"))
     changed, gone, *_ = kept
@@ -193,15 +197,19 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
     monkeypatch.setattr(folder_index, "BATCH", 8)
     notes: list[dict] = [{}]
     for stop_at in (8, 16, None):
-        signals = Signals(threading.Event(), threading.Event())
+        reported = [0]
 
-        def report(done: int, total: int, stop_at=stop_at, signals=signals) -> None:
-            if stop_at is not None and done >= stop_at:
-                signals.stop.set()
+        def check(stop_at=stop_at, reported=reported) -> None:
+            if stop_at is not None and reported[-1] >= stop_at:
+                raise Interrupted
 
-        task = JobContext(params, b"", server.bench, (root,), signals, report, notes[-1], notes.append)
+        context = TaskContext(
+            lambda done, total, reported=reported: reported.append(done), check, state=notes[-1], save=notes.append
+        )
+        task = own_tasks()["index"]
         try:
-            body = add_images.index(task).result
+            request = task.request.from_json({**params, "root": str(root)})
+            body = task.run(server.bench, request, context).as_json()
         except Interrupted:
             assert stop_at is not None
     assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
@@ -211,6 +219,6 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
 
 def test_a_folder_removed_from_the_settings_is_not_read(server, collection, photos):
     """A job outlives the settings of the server that took it."""
-    job = run(server, "index", collection="photos", root=str(photos), folder=".", prune=False)
+    job = run(server, "index", {"root": str(photos)}, collection="photos", folder=".", prune=False)
     assert job.error["code"] == "invalid_request"
     assert server.bench.collection("photos").count() == 0

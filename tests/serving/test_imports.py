@@ -257,7 +257,7 @@ class SlowJobs:
     def submitted(self, mark: str):
         return self.job
 
-    def submit(self, kind, params, *, mark: str):
+    def submit(self, kind, params, hidden, *, mark: str):
         self.meanwhile.start()
         self.meanwhile.join(0.3)  # it must wait for the end of this call
         self.job = "the job"
@@ -273,7 +273,7 @@ def test_a_repeated_part_never_changes_the_file_of_a_job(tmp_path, monkeypatch):
     assert second.open(jobs) is None
     second.append(b"all")
     jobs.meanwhile = threading.Thread(target=lambda: found.append(late.open(jobs)))
-    assert second.submit(jobs, "upload.ndjson", "import", {}) == "the job"
+    assert second.submit(jobs, "upload.ndjson", "import", {}, {}) == "the job"
     jobs.meanwhile.join(120)
     assert found == ["the job"]
     with pytest.raises(InvalidRequest):
@@ -289,7 +289,7 @@ def test_an_upload_continues_if_its_job_could_not_be_submitted(tmp_path, monkeyp
     assert partial_size(ticket) == 3
     writer = _PartialFile(ticket, 3, 100)
     assert writer.open(SlowJobs()) is None
-    assert writer.submit(SlowJobs(), "upload.ndjson", "import", {}) == "the job"
+    assert writer.submit(SlowJobs(), "upload.ndjson", "import", {}, {}) == "the job"
     assert staged(ticket).path.read_bytes() == b"all"
 
 

@@ -13,7 +13,7 @@ from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, NotReady, StoreError
 from nnclr_hub.store import open_store
-from serving.jobs.job_store import JOB, JobRecords
+from serving.jobs.records import JOB, JobRecords
 
 
 def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world):
@@ -31,7 +31,7 @@ def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world):
     world.work.let(6)
     until(world.jobs, waiting.id, "done")
     assert world.work.begun == ["a", "a", "b"]
-    assert world.work.noted == [{}, {"begun": 1}, {}]
+    assert world.work.states == [{}, {"begun": 1}, {}]
     assert world.made() == ["a", "b"]
     assert world.work.cleaned == []
 
@@ -44,11 +44,10 @@ def test_a_job_that_crashed_the_server_three_times_fails(world):
     left = records.get(job.id)
     assert left is not None
     records.update(replace(left, state="running", attempts=3))
-    records.add(replace(left, id=records.new_id(), kind="of the future"), None)
+    records.add(replace(left, id=records.new_id(), kind="of the future"), {})
     world.jobs = world.new()
     world.jobs.start()
     failed = world.jobs.get(job.id)
-    assert world.work.forgotten == ["a"]
     assert (failed.state, failed.error["code"]) == ("failed", "interrupted")
     assert world.jobs.list(1)[0][0].error["code"] == "interrupted"
     assert world.work.begun == ["a"]
@@ -57,7 +56,7 @@ def test_a_job_that_crashed_the_server_three_times_fails(world):
 def test_a_full_disk_delays_the_end_of_a_job_and_loses_nothing(world, monkeypatch):
     job = world.submit("a")
     until(world.jobs, job.id, "running")
-    monkeypatch.setattr("serving.jobs.runner.RETRY_S", 0.01)
+    monkeypatch.setattr("serving.jobs.jobs.RETRY_S", 0.01)
     refused = threading.Event()
     put = world.store.records.put
 
@@ -97,22 +96,27 @@ sys.path.insert(0, sys.argv[2])
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
-from serving.jobs import Jobs, Kind, Outcome
+from nnclr_hub.workbench.tasks import Task
+from serving.jobs import Jobs
 from serving.telemetry import Metrics
+sys.path.insert(0, sys.argv[2] + "/tests")
+from job_worlds import Made, WorkRequest
 import serving.jobs.jobs as module
 module.MAX_ATTEMPTS = 1000
 
-def run(task):
+def run(bench, request, context):
     for step in range(5):
-        task.progress(step, 5)
+        context.progress(step, 5)
         time.sleep(0.002)
     def commit(records):
-        there = records.get("made", task.params["name"])
-        records.put(Record("made", task.params["name"], {"times": (there.content["times"] if there else 0) + 1}))
-    return Outcome({}, commit)
+        there = records.get("made", request.name)
+        records.put(Record("made", request.name, {"times": (there.content["times"] if there else 0) + 1}))
+    context.at_end(commit)
+    return Made(request.name)
 
 with open_store(sys.argv[1]) as store:
-    jobs = Jobs(Workbench(None, store), Metrics(), waiting=10000, keep=10000, kinds={"a": Kind(run), "b": Kind(run)})
+    tasks = {name: Task(name, WorkRequest, "/x", False, run) for name in "ab"}
+    jobs = Jobs(Workbench(None, store), Metrics(), waiting=10000, keep=10000, tasks=tasks)
     jobs.start()
     number = int(sys.argv[3])
     while number < int(sys.argv[4]):
@@ -159,18 +163,24 @@ def test_kills_neither_lose_nor_repeat_a_job(tmp_path):
     assert set(made.values()) == {1}
 
 
-def test_uploads_are_renewed_when_their_job_is_written_and_at_each_start(world, monkeypatch):
-    """Not before: uploads without a job must expire."""
+def test_uploads_are_renewed_when_their_job_is_written_and_at_each_start_and_deleted_at_its_end(world, monkeypatch):
+    """They are not renewed before: uploads without a job must expire."""
+    renewed, deleted = [], []
+    monkeypatch.setattr("serving.jobs.jobs.renew", renewed.append)
+    monkeypatch.setattr("serving.jobs.jobs.unstage", deleted.append)
 
     def full(*arguments):
         raise DiskFull("disk full")
 
-    world.submit("a")
-    world.submit("b")
-    assert world.work.renewed == ["a", "b"]
+    for name in "ab":
+        world.jobs.submit("work", {"name": name}, {"upload": name})
+    assert renewed == ["a", "b"]
     with monkeypatch.context() as patch:
         patch.setattr(JobRecords, "add", full)
         with pytest.raises(DiskFull):
-            world.submit("c")
+            world.jobs.submit("work", {"name": "c"}, {"upload": "c"})
     world.restart()
-    assert world.work.renewed == ["a", "b"] * 2
+    assert renewed == ["a", "b"] * 2
+    world.work.let(6)
+    until(world.jobs, world.jobs.list(1)[0][0].id, "done")
+    assert deleted == ["a", "b"]

@@ -90,11 +90,12 @@ def test_backups_go_to_the_configured_destination_only(server, client, twins, tm
 
 
 @pytest.fixture
-def album(server, photos):
+def album(server, client, photos):
     """Make a collection of images in the source folder."""
     folder = server.folder / "allowed" / "photos"
     shutil.copytree(photos, folder, dirs_exist_ok=True)
-    server.bench.index_folder("album", folder)
+    client.put("/api/v1/collections/album", json={})
+    assert ended(client, client.post("/api/v1/collections/album/index", json={"folder": "photos"}))["state"] == "done"
     yield server.bench.collection("album")
     for alias in server.bench.store.aliases():
         server.bench.store.unalias(alias)

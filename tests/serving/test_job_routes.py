@@ -6,11 +6,13 @@ import time
 
 import httpx
 import pytest
+from job_worlds import Made
 from rest_requests import ended, finished
 from waiting import until
 
 from nnclr_hub.store.base import CollectionSpec
-from serving.jobs import KINDS, Kind, Outcome
+from nnclr_hub.workbench.maintenance import CollectionRequest
+from nnclr_hub.workbench.tasks import Task
 
 JOBS = "/api/v1/jobs"
 
@@ -26,19 +28,20 @@ class Steps:
     def __init__(self) -> None:
         self.steps = threading.Semaphore(0)
 
-    def run(self, context) -> Outcome:
+    def run(self, bench, request, context) -> Made:
         for step in range(3):
             context.progress(step, 3)
             while not self.steps.acquire(timeout=0.01):
-                context.check()
-        return Outcome({"fine": True})
+                context.raise_if_cancelled()
+        return Made("fine")
 
 
 @pytest.fixture
 def steps(server, monkeypatch):
     """Replace verification by such a kind."""
     made = Steps()
-    monkeypatch.setitem(KINDS, "verify", Kind(made.run))
+    verify = Task("verify", CollectionRequest, "/jobs", False, made.run)
+    monkeypatch.setitem(server.app.state.jobs.tasks, "verify", verify)
     name = f"held-{time.monotonic_ns()}"
     server.bench.store.create(name, CollectionSpec(2))
     made.body = {"kind": "verify", "collection": name}
@@ -95,7 +98,7 @@ def test_events_report_progress_to_several_clients_and_end_with_the_job(client, 
         assert [one["done"] for _, _, one in seen] == sorted(one["done"] for _, _, one in seen)
         ids = [int(id) for id, _, _ in seen]
         assert ids == sorted(set(ids))
-        assert (seen[-1][1], seen[-1][2]["state"], seen[-1][2]["result"]) == ("state", "done", {"fine": True})
+        assert (seen[-1][1], seen[-1][2]["state"], seen[-1][2]["result"]) == ("state", "done", {"made": "fine"})
 
 
 def test_a_client_that_reconnects_gets_only_new_events(client, server, steps):

@@ -1,10 +1,11 @@
 """Jobs: the queue, progress, results and errors."""
 
+import json
 import time
 
 from job_worlds import until
 
-from serving.jobs.job_store import INPUT
+from serving.jobs.records import HIDDEN
 
 
 def test_a_job_reports_its_progress_and_result(world):
@@ -48,13 +49,13 @@ def test_a_failed_job_has_an_error_without_paths_or_internals(world, caplog):
     assert world.made() == ["c"]
 
 
-def test_the_input_of_a_job_is_kept_until_it_ends(world):
-    job = world.jobs.submit("work", {"name": "a"}, b"vectors")
-    assert world.store.records.get(INPUT, job.id).data == b"vectors"
+def test_hidden_parameters_are_kept_until_the_job_ends_and_never_shown(world):
+    job = world.jobs.submit("work", {"name": "a"}, {"secret": "a path"})
+    assert json.loads(world.store.records.get(HIDDEN, job.id).data) == {"secret": "a path"}
     world.work.let(3)
-    until(world.jobs, job.id, "done")
-    assert world.work.inputs == [b"vectors"]
-    assert world.store.records.get(INPUT, job.id) is None
+    done = until(world.jobs, job.id, "done")
+    assert (world.work.secrets, done.params) == (["a path"], {"name": "a"})
+    assert world.store.records.get(HIDDEN, job.id) is None
 
 
 def test_jobs_are_counted(world):

@@ -74,7 +74,7 @@ def starting(folder, engines):
     """Yield the Startup of a server on a store, which has not begun to load."""
     with open_store(folder) as store:
         bench = Workbench(engines, store)
-        jobs = Jobs(bench, Metrics(), waiting=10, keep=10, source_folders=())
+        jobs = Jobs(bench, Metrics(), waiting=10, keep=10)
         yield Startup(engines, bench, jobs)
         jobs.stop()
 

@@ -20,7 +20,7 @@ from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.probes import delete_probe
 from nnclr_hub.workbench.reembedding import reembed
-from serving.jobs.job_store import JOB
+from serving.jobs.records import JOB
 from serving.openapi import document
 from serving.routes import ROUTERS
 from serving.security.access import AccessRules

@@ -68,7 +68,7 @@ def test_a_job_that_is_submitted_again_while_it_waits_or_runs_is_one_job(client,
         found = [client.post(path, json=body) for _ in range(3)]
     assert {one.status_code for one in found} == {202}
     assert len({one.json()["id"] for one in found}) == 1
-    jobs._enqueue(jobs._active.get(found[0].json()["id"]))
+    jobs._enqueue(jobs._active[found[0].json()["id"]])
     assert ended(client, found[0])["state"] == "done"
     if kind == "probe":
         client.delete("/api/v1/probes/ab")

@@ -11,6 +11,7 @@ from nnclr_hub import Client, open_store
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from serving.routes import dependencies
 from serving.routes.dependencies import source_with_reading
 
@@ -73,8 +74,7 @@ def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, 
         assert len(found) == 2  # all but the example
         opened.aliases.point("ü", name)
         assert client.get("/api/v1/collections/%C3%BC").json()["name"] == name
-        job = opened.collection(name).inspect()
-        assert opened.jobs.wait(job.id).state == "done"
+        assert opened.run("inspection", InspectionRequest(name))["number"] == 1
         assert client.patch(path, json={"name": "春"}).json()["name"] == "春"
         assert opened.collection("春").inspections() == [1]
         assert opened.collection("ü").info().name == "春"

@@ -6,7 +6,7 @@ from PIL import Image
 
 from nnclr_hub.errors import NotReady, Overloaded, RequestTooLarge
 from serving.engine.admission import Admission
-from serving.jobs.context import RetryingEmbedder, RetryingModels
+from serving.jobs.background import RetryingEmbedder, RetryingModels
 from serving.telemetry import Metrics
 
 

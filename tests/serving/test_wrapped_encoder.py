@@ -1,7 +1,6 @@
 """A function of yours behind `wrap_encoder`: served over REST, probed, and the target of a re-embedding."""
 
 import csv
-import json
 import shutil
 import time
 
@@ -14,7 +13,7 @@ from tiny_runs import nnclr
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from serving.jobs.job import JobStatus
-from serving.jobs.job_store import JobRecords
+from serving.jobs.records import JobRecords
 
 FILE = """
 import numpy as np
@@ -91,18 +90,19 @@ def left_jobs(tmp_path, photos):
     evidence = tmp_path / "was_run"
     (tmp_path / "evil.py").write_text(f"open({str(evidence)!r}, 'w').close()\n{FILE}")
     source = f"python:{tmp_path / 'evil.py'}:colors"
-    compared = {"collection": "album", "models": ["colors"], "source": [source], "field": "label"}
-    fitted = {"name": "p", "collection": None, "items": 2, "options": {}, "replace": False, "source": source}
+    compared = {"collection": "album", "models": ["colors"], "field": "label"}
+    fitted = {"name": "p", "replace": False}
+    examples = [{"label": one, "image": as_text(next(photos.rglob("*.jpg")))} for one in "xy"]
     with open_store(str(tmp_path / "store")) as store:
         store.create("album", CollectionSpec(6)).upsert([Item("a", np.eye(6)[0], {"label": "x"})])
         records = JobRecords(store.records, keep=0)
-        for kind, params, items in (
-            ("reembed", {"collection": "album", "source": source, "skip_missing": True, "writes_stopped": False}, None),
-            ("comparison", compared, None),
-            ("probe_fit", fitted, [{"label": one, "image": as_text(next(photos.rglob("*.jpg")))} for one in "xy"]),
+        reembedded = {"collection": "album", "model": "x", "skip_missing": True, "writes_stopped": False}
+        for kind, params, hidden in (
+            ("reembed", reembedded, {"source": source}),
+            ("comparison", compared, {"source": [source]}),
+            ("probe_fit", fitted, {"source": source, "items": examples}),
         ):
-            job = JobStatus(records.new_id(), kind, params, time.time())
-            records.add(job, json.dumps(items).encode() if items else None)
+            records.add(JobStatus(records.new_id(), kind, params, time.time()), hidden)
     return tmp_path / "store", evidence
 
 
@@ -122,12 +122,11 @@ def test_a_job_that_was_left_in_a_store_runs_no_file(left_jobs, serve, model):
 def test_a_job_that_was_left_in_a_store_uses_the_function_of_the_server(file, photos, serve, tmp_path):
     own = f"python:{file}:colors"
     items = [{"label": path.parent.name, "image": as_text(path)} for path in sorted(photos.rglob("*.jpg"))]
-    options = {"l2": None, "balanced": False, "threshold": None, "reject_far": None}
-    params = {"name": "p", "collection": None, "items": len(items), "options": options, "replace": False, "source": own}
+    params = {"name": "p", "replace": False}
     with open_store(str(tmp_path / "store")) as store:
         records = JobRecords(store.records, keep=0)
         job = JobStatus(records.new_id(), "probe_fit", params, time.time())
-        records.add(job, json.dumps(items).encode())
+        records.add(job, {"source": own, "items": items})
     for running in serve(own, tmp_path / "store"):
         with httpx.Client(base_url=running.url, timeout=120) as client:
             done = finished(client, f"/api/v1/jobs/{job.id}")

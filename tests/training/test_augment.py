@@ -177,7 +177,9 @@ def test_a_smaller_copy_gives_the_views_of_the_original():
         make_views(StoredImages(pixels.permute(1, 2, 0).expand(16, -1, -1, -1), sizes / by, sizes), views, numbers)[0]
         for pixels, by in ((image, 1), (small, 2))
     ]
-    torch.testing.assert_close(*made, atol=0.1, rtol=0)  # bicubic weights at the border differ
+    inner = [one[..., 1:-1, 1:-1] for one in made]  # bicubic weights at the border of a crop differ more
+    torch.testing.assert_close(*inner, atol=0.1, rtol=0)
+    torch.testing.assert_close(*made, atol=0.3, rtol=0)
 
 
 def test_blur_kernel_scales_with_the_image():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
 
 ONE_OF = "IN (SELECT value FROM json_each(?))"  # whose parameter is `json.dumps` of a list
-CHECKED = 64  # metadata that are parsed between two checks whether to go on
+PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
 DENSE = 2  # row ids that are so many times fewer than the range they are in are read as a range
 Row = tuple[int, str, str, bytes | None, bytes | None]  # row id, id, JSON of the metadata, vector, thumbnail
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
@@ -65,7 +65,11 @@ def write_items(
     connection.executemany("INSERT INTO vectors VALUES (?, ?, ?)", zip(rids, blobs, vector_crcs, strict=True))
     with_thumbnail = [(rid, jpeg) for rid, jpeg in zip(rids, thumbnails, strict=True) if jpeg is not None]
     connection.executemany("INSERT INTO thumbnails VALUES (?, ?)", with_thumbnail)
-    connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('+', ?, ?)", zip(rids, ids, strict=True))
+    # One statement takes a third of the time. The writer undoes the whole request if a row fails: with OR FAIL, SQLite
+    # need not prepare for undoing the statement, for which it would copy each page that changes to a temporary file.
+    connection.execute(
+        "INSERT OR FAIL INTO oplog (op, rid, id) SELECT '+', rid, id FROM items WHERE rid >= ? ORDER BY rid", [first]
+    )
     changes.added.append(np.arange(first, first + len(items)))
     changes.vectors.append(stored.astype(np.float32, copy=False))
 
@@ -150,16 +154,21 @@ def parse_object(text: object) -> dict[str, Any] | None:
     return value if type(value) is dict else None
 
 
-def parse_metadata(rows: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
+def parse_metadata(rows: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """Parse the metadata of pairs (id, JSON); StoreCorrupt names an item whose metadata is not an object."""
-    parsed: list[dict[str, Any]] = []
-    for number, (id, text) in enumerate(rows):
-        if number % CHECKED == 0:
-            check_cancelled()
-        if (values := parse_object(text)) is None:
+    metadata: list[dict[str, Any]] = []
+    for start in range(0, len(rows), PARSED):
+        check_cancelled()
+        part = rows[start : start + PARSED]
+        try:
+            parsed = orjson.loads(f"[{','.join([text for _, text in part])}]")  # faster than one by one
+        except (TypeError, ValueError):
+            parsed = []
+        if len(parsed) != len(part) or set(map(type, parsed)) != {dict}:
+            id = next(id for id, text in part if parse_object(text) is None)
             raise StoreCorrupt(f"The metadata of item {id!r} is damaged; {_HINT}.")
-        parsed.append(values)
-    return parsed
+        metadata += parsed
+    return metadata
 
 
 def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 NEIGHBORS = 10
 PAIRS = 20_000  # for uniformity
 LEAST_LABELS = 20
+LEVEL = 0.05
 MOST_ITEMS = 1000  # of a collection that are compared
 BATCH = 64  # thumbnails that are embedded at once
 Kind = Literal["linear", "knn"]
@@ -116,10 +117,6 @@ def compare_sources(
     Args:
         folder, labels: see `inspected_files`.
         sources: (name, source), at least one.
-
-    Raises:
-        NoImages: there is no image.
-        InvalidRequest: the table lists no image of the folder.
     """
     listed = inspected_files(folder, labels)
     extracted = [extract_features(source, listed.files, progress=report(name)) for name, source in sources]
@@ -177,9 +174,6 @@ def compare_on_collection(
         sources: (name, source), at least one.
         field: metadata key of the label.
         progress: called with (done, total): first half vectors, second half the classifiers on them.
-
-    Raises:
-        InvalidRequest: fewer than 11 of the items have a readable thumbnail.
     """
     labels: dict[str, str | None] = {}
     for items in pages(collection, with_vector=False):
@@ -233,9 +227,6 @@ def compare_vectors(
         raw: for each source (N, D) float32.
         labels: N labels; None or "": unlabeled, as are those of classes with fewer than 5 images.
         progress: called with (done, total), counted in folds of all classifiers.
-
-    Raises:
-        InvalidRequest: there are fewer than 11 images.
     """
     if len(labels) <= NEIGHBORS:
         raise InvalidRequest(f"A comparison needs more than {NEIGHBORS} readable images, got {len(labels)}.")
@@ -314,10 +305,10 @@ def _conclusion(scores: Sequence[EncoderScore], labels: int) -> str:
     )
 
 
-def count_clear(ps: Sequence[float], level: float = 0.05) -> int:
-    """Return how many of several tests are clear by Holm's method: it is wrong on any of them at most at this level."""
+def count_clear(ps: Sequence[float]) -> int:
+    """Return how many of several tests are clear by Holm's method: it is wrong on any of them at a level of 5%."""
     ranked = sorted(ps)
-    return next((i for i, p in enumerate(ranked) if p * (len(ranked) - i) > level), len(ranked))
+    return next((i for i, p in enumerate(ranked) if p * (len(ranked) - i) > LEVEL), len(ranked))
 
 
 def _shown(value: Interval | None) -> str:

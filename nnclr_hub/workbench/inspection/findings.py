@@ -252,20 +252,9 @@ class InspectionRequest(Request):
         check_key(self.field)
 
 
-@dataclass(frozen=True)
-class Inspected:
-    """An inspection that is kept at the end of the task."""
-
-    kept: KeptInspection
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the collection, and the state that was inspected."""
-        return {"collection": self.kept.collection, **self.kept.about}
-
-
 @task("inspection", InspectionRequest, path="/collections/{collection}/inspections")
-def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> Inspected:
-    """Inspect a collection, and keep the inspection with the store."""
+def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> KeptInspection:
+    """Inspect a collection, and keep the inspection with the store at the end of the task."""
     collection = bench.collection(request.collection)
     share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest
     finding = portion(context.progress, 0, share)
@@ -274,7 +263,7 @@ def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContex
         update = partial(bench.update_each, collection.name)
         kept = write_fields(collection, kept, update, progress=portion(context.progress, share, 1))
     context.at_end(partial(keep_inspection, kept=kept))
-    return Inspected(kept)
+    return kept
 
 
 def inspect_collection(
@@ -456,9 +445,6 @@ def write_fields(
     Args:
         write: stores merge patches by id, as `Collection.update_each`, and returns the number of items.
         progress: called with (done, total), counted in items.
-
-    Raises:
-        InvalidRequest: the metadata of an item would be too large; `inspection` stays as it is there.
     """
     fields = item_fields(kept)
     expected, done = collection.info().durable_seq, 0

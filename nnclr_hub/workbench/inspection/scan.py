@@ -66,9 +66,6 @@ def scan_images(
 
     Args:
         cache: file that keeps the results; None: nothing is kept.
-
-    Raises:
-        DiskFull, StoreReadOnly, StoreError: the cache cannot be written.
     """
     keys = [file_key(path, str(reading)) for path in paths]
     with closing(_open_cache(cache)) as kept:

@@ -99,10 +99,6 @@ def folder_subject(
         cache: folder for the results of reading and embedding, so that an interrupted inspection continues; None: only
             vectors are kept, in the cache folder.
         tiling: inspect tiles of the images instead of whole images.
-
-    Raises:
-        NoImages: there is no image, or none can be read.
-        InvalidRequest: the table lists no image of the folder.
     """
     reading = getattr(encoder, "reading", PLAIN)
     listed = inspected_files(folder, labels, tiling, reading)
@@ -142,9 +138,6 @@ def collection_subject(
     Args:
         labels: a table whose rows name items by id or path; None: the metadata field.
         field: metadata key of the label.
-
-    Raises:
-        InvalidRequest: fewer than two items, more vectors than fit into memory, or the table names no item.
     """
     total = collection.count()
     if total < 2 or total * collection.spec.dim * 4 > MOST_VECTORS:
@@ -233,10 +226,6 @@ def inspected_files(
         labels: a table of labels; None: see `find_table`, or else the names of the parent folders, if they have five
             images each on average.
         tiling: list tiles of the images instead of whole images, read in this way.
-
-    Raises:
-        NoImages: there is no image.
-        InvalidRequest: the table lists none of them, or names one that several archives have.
     """
     sources, images = find_images([given])
     whole = [PackedImage(sources[one.source], one) for one in images]
@@ -274,11 +263,7 @@ def _table_labels(table: LabelTable, images: Sequence[PackedImage], given: str |
 
 
 def one_label_each(table: LabelTable) -> TableRows:
-    """Read a table with one label per image.
-
-    Raises:
-        InvalidRequest: it has several; or see `read_rows`.
-    """
+    """Read a table with one label per image."""
     rows = read_rows(table)
     if rows.labels_are_lists:
         raise InvalidRequest(f"{table} has the column labels; an inspection needs one label per image, in `label`.")
