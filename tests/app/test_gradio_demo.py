@@ -81,7 +81,8 @@ def test_each_event_is_an_endpoint_that_answers_as_the_library_does(client, serv
     assert overlay.endswith((".png", ".webp"))
 
     answer = client.predict(handle_file(str(path)), "things", api_name="/predict")
-    [labeling] = bench.predict("things", vectors=bench.embedder_of_probe("things").embed([path]))
+    [item] = bench.collection("photos").scroll(where={"must": [{"key": "path", "match": f"cat/{path.name}"}]}).items
+    [labeling] = bench.predict("things", collection="photos", ids=[item.id])
     assert answer["confidences"][0]["label"] == labeling.top[0][0]
     assert answer["confidences"][0]["confidence"] == pytest.approx(labeling.top[0][1], abs=1e-3)
 
