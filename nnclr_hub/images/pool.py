@@ -163,13 +163,16 @@ class DecodingPool:
                     ended = 0
             except (EOFError, ConnectionError, TimeoutError) as error:
                 assert worker is not None
-                failure, most = self._failure(error, worker.end(), limits)
-                self._running.discard(worker)
-                worker, ended = None, ended + 1
+                code, dead, worker = worker.end(), worker, None
+                self._running.discard(dead)
+                failure, most = self._failure(error, code, limits)
+                ended += 1
                 if ended >= most:
                     results.append(failure)
                     ended = 0
-            except (NotReady, ServiceError) as error:
+            except ServiceError as error:
+                if self._closed:
+                    raise
                 results += [error] * (len(sources) - len(results))
             except BaseException:  # such as KeyboardInterrupt: the process may still send results
                 if worker is not None:
@@ -196,7 +199,7 @@ class DecodingPool:
                 "or smaller."
             ), 1
         if self._closed:
-            return NotReady("The decoding processes are closed."), 1
+            raise NotReady("The decoding processes are closed.") from None
         self._on_killed("crash")
         if code in (-signal.SIGKILL, -signal.SIGTERM):  # no codec raises these: the system was short of memory
             return NotReady("The process that decoded the image was killed; try again in a moment."), KILLS
