@@ -89,7 +89,7 @@ def _write_crops(folder: Path, prefix: str = "") -> None:
         photo = Image.fromarray(np.asarray(getattr(data, name)())).convert("RGB")
         (folder / f"{prefix}{name}").mkdir(parents=True)
         side = int(min(photo.size) * CROP_SIZE)
-        across, down = (np.linspace(0, length - side, CROPS_PER_SIDE).astype(int) for length in photo.size)
+        across, down = (np.linspace(0, length - side, CROPS_PER_SIDE, dtype=int).tolist() for length in photo.size)
         for row, column in np.ndindex(CROPS_PER_SIDE, CROPS_PER_SIDE):
             crop = photo.crop((across[column], down[row], across[column] + side, down[row] + side))
             crop.thumbnail((256, 256))

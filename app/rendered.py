@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageOps
 
 SIZE = 128
@@ -183,7 +184,7 @@ def noise(rng: np.random.Generator, size: int, cells: int = 4, octaves: int = 4)
     return (total - total.min()) / (total.max() - total.min())
 
 
-def blend(rng: np.random.Generator, low: Sequence[float], high: Sequence[float], share: np.ndarray) -> np.ndarray:
+def blend(rng: np.random.Generator, low: ArrayLike, high: ArrayLike, share: np.ndarray) -> np.ndarray:
     """Return colors between two, which get a small shift, for shares (S, S) in [0, 1]."""
     first, second = np.clip(np.array([low, high]) + rng.uniform(-0.08, 0.08, 3), 0, 1)
     return first + (second - first) * share[..., None]
