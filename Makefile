@@ -9,7 +9,7 @@ CLIENTS = openai langchain-openai llama-index-embeddings-openai litellm haystack
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py damage.py disk_full.py state_machine.py \
 	readers_during_compaction.py)
 
-.PHONY: demo test clients slow check docs mutate gpu crash soak bench clean
+.PHONY: demo test clients slow check generate docs mutate gpu crash soak bench clean
 
 demo: $(VENV)/.demo  ## index a gallery, then serve the web page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
@@ -33,11 +33,15 @@ check: $(VENV)/.dev  ## check style, types and prose
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/python .ci/lint_prose.py
+	$(BIN)/python .ci/generate_async_types.py --check
 	@if npx --yes --package typescript@5 tsc --version >/dev/null 2>&1; then \
 		npx --yes --package typescript@5 tsc --project app/jsconfig.json; \
 	else echo "without TypeScript, the types of the web app are not checked"; fi
 	@if node --version >/dev/null 2>&1; then node --test tests/app/; \
 	else echo "without node, the unit tests of the web app are not run"; fi
+
+generate: $(VENV)/.dev  ## write the types of AsyncClient from the methods of Client
+	$(BIN)/python .ci/generate_async_types.py
 
 docs: $(VENV)/.dev  ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
