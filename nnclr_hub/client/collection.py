@@ -31,6 +31,7 @@ from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.where import parse
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.folder_changes import IndexReport, find_changes
@@ -150,6 +151,7 @@ class RemoteCollection(Collection):
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, Facet]:
         """Return how often the values of metadata keys occur."""
+        parse(where)  # the schema of REST refuses what is not an object with another code
         body = {"keys": list(keys), "limit": limit, "bins": bins} | ({} if where is None else {"where": where})
         return self._ask(
             "POST", "facets", lambda body: {one["key"]: _read_facet(one) for one in body["facets"]}, json=body
