@@ -192,7 +192,7 @@ def duplicates(
     from nnclr_hub.progress import bar
     from nnclr_hub.store.checks import MAX_LIMIT
     from nnclr_hub.workbench.duplicates import DuplicatesRequest
-    from nnclr_hub.workbench.image_record import PIXEL_HASH
+    from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
 
     if exact and near is None:
         raise InvalidRequest("--exact needs --near SCORE; without it, pixels are compared exactly anyway.")

@@ -60,8 +60,8 @@ def set_metadata(
 
     Example: nnclr store set photos --from excel.csv --path-column Datei --column label=Art
     """
-    from nnclr_hub.workbench.image_record import HASHES
     from nnclr_hub.workbench.key_paths import patches_of
+    from nnclr_hub.workbench.metadata_keys import HASHES
     from nnclr_hub.workbench.table_items import table_values
 
     counts: dict[str, int] = {}

@@ -23,7 +23,7 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
 from nnclr_hub.store.where import parse, value_of
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
 from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 PAGE = 256

@@ -23,10 +23,10 @@ from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.workbench.add_request import NewImage
-from nnclr_hub.workbench.image_record import FILE_HASH, PIXEL_HASH
 from nnclr_hub.workbench.import_format import FORMATS, ImportFormat, format_of_file
 from nnclr_hub.workbench.ingestion import read_image, refreshed
 from nnclr_hub.workbench.item_file import read_items
+from nnclr_hub.workbench.metadata_keys import FILE_HASH, PIXEL_HASH
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.staging import StagedImage, images_of
 from nnclr_hub.workbench.tasks import Request, TaskContext, option, task

@@ -31,7 +31,7 @@ from nnclr_hub.images.tile import Tile
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.table_rows import LabelTable, read_rows
-from nnclr_hub.workbench.image_record import BOX, OFFSET, WINDOW
+from nnclr_hub.workbench.metadata_keys import BOX, OFFSET, WINDOW
 
 if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling

@@ -30,8 +30,8 @@ from nnclr_hub.workbench.folder_changes import (
     find_changes,
     list_images_of,
 )
-from nnclr_hub.workbench.image_record import BOX
 from nnclr_hub.workbench.ingestion import Read, embed_read, read_image, store_images
+from nnclr_hub.workbench.metadata_keys import BOX
 
 BATCH = 64
 # of files in a batch; decoded they take about ten times as much memory, and two batches are in memory at once

@@ -16,15 +16,6 @@ from nnclr_hub.images.decode import DecodableImage, decode_any
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.store.checks import MAX_THUMBNAIL
 
-# metadata key of every indexed image: SHA-256 of its size and upright RGB pixels
-PIXEL_HASH = "pixel_sha256"
-# metadata key of an uploaded image whose file is kept: SHA-256 of the bytes of the file
-FILE_HASH = "file_sha256"
-HASHES = (PIXEL_HASH, FILE_HASH)  # which no edit of metadata changes
-BOX, WINDOW = "box", "window"  # metadata keys of a tile; see `Tile`
-OFFSET = "archive_offset"  # metadata key of an image in an archive; see `ListedImage`
-PLACE = frozenset({"root", "path", "size", "mtime"})  # in the metadata of all images that indexing sends
-OWNED = PLACE | {PIXEL_HASH, FILE_HASH, BOX, WINDOW, OFFSET}  # metadata keys that users do not write
 SIDE = 256  # pixels of the longer side
 # Noise and fine texture of 256 x 256 take up to 63 kB at quality 85; at 10 no image takes more than 20 kB.
 QUALITIES = (85, 60, 30, 10)

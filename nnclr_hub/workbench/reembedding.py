@@ -28,7 +28,7 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
-from nnclr_hub.workbench.image_record import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
+from nnclr_hub.workbench.metadata_keys import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.sources import read_source
 from nnclr_hub.workbench.tasks import Cancelled, Request, TaskContext, option, task

@@ -37,9 +37,9 @@ from nnclr_hub.workbench.add_request import AddRequest, NewImage
 from nnclr_hub.workbench.bench import check_vectors, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.folder_index import index_folder
-from nnclr_hub.workbench.image_record import HASHES
 from nnclr_hub.workbench.ingestion import embed_images, store_images
 from nnclr_hub.workbench.key_paths import patches_of
+from nnclr_hub.workbench.metadata_keys import HASHES
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.probes import get_probe, label_items, label_rows

@@ -15,7 +15,7 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.folder.collection import EmbeddedCollection
 from nnclr_hub.store.reports import VerifyReport
 from nnclr_hub.workbench import duplicates, reembedding
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
 
 KEY = "0123456789abcdefghijklmnop"
 RED = '{"must": [{"key": "label", "match": "red"}]}'

@@ -21,7 +21,7 @@ from nnclr_hub.cli.verbs import confirm
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
 
 DIM = 8
 

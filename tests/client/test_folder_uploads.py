@@ -22,7 +22,7 @@ from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.folder_changes import list_images_of
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
 
 
 @pytest.fixture(scope="module")

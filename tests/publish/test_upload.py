@@ -257,7 +257,7 @@ def test_a_whole_download_has_the_support_set_as_well(hub, model, tmp_path):
 
 
 def test_the_snippet_of_the_page_runs(hub, folder, monkeypatch, tmp_path):
-    page = (ROOT / "docs" / "hub.md").read_text("utf-8")
+    page = (ROOT / "docs" / "publish.md").read_text("utf-8")
     (snippet,) = re.findall(r"^```py\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     shutil.copytree(folder, tmp_path / "models" / "photos")
     monkeypatch.chdir(tmp_path)

@@ -20,7 +20,7 @@ from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
 from nnclr_hub.workbench.duplicates import exact_duplicates
-from nnclr_hub.workbench.image_record import PIXEL_HASH
+from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
 

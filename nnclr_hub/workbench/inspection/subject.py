@@ -22,10 +22,10 @@ from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
-from nnclr_hub.workbench.image_record import PIXEL_HASH
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
 from nnclr_hub.workbench.inspections import INSPECTION, REVIEWED, state_of
 from nnclr_hub.workbench.labels import label_text
+from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
 from nnclr_hub.workbench.table_items import named_item, path_of
 
 Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
