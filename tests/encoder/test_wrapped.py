@@ -187,16 +187,7 @@ def test_no_probe_and_no_reading_of_a_collection_chooses_code_to_run(tmp_path, i
     replace(fitted, fingerprint="0" * 32, model=source).save(tmp_path / "probe")
     for call in (
         ("probe", "predict", image_files[0], "--probe", tmp_path / "probe"),
-        (
-            "index",
-            image_files[0].parent,
-            "--store",
-            tmp_path / "store",
-            "--collection",
-            "photos",
-            "--channels",
-            "2,1,0",
-        ),
+        ("index", image_files[0].parent, "--store", tmp_path / "store", "--collection", "photos"),
         ("space", tmp_path / "space", "--store", tmp_path / "store", "--collection", "photos"),
     ):
         code, _, err = nnclr(*call)
