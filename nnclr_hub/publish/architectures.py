@@ -103,7 +103,7 @@ def find_architecture(
             f"The first convolution of {origin} is 3 x 3, and the file does not record its padding (2 in solo-learn, 1 "
             "here). If it is 1, use --architecture nnclr_resnet18_cifar or nnclr_resnet50_cifar."
         )
-    fixed = positions is not None and positions.ndim == 3 and not positions[:, 0].any()
+    fixed = positions is not None and positions.ndim == 3 and positions.shape[1] > 0 and not positions[:, 0].any()
     # the shapes of a ViT-S are equal for any number of heads; MoCo v3 has fixed positions, zeros for [CLS]
     if fixed and positions is not None and positions.shape[-1] == SMALL and "num_heads" not in model_args:
         raise WeightsMismatch(

@@ -75,7 +75,9 @@ class KeptInspection:
 
     def as_json(self) -> dict[str, Any]:
         """Return the collection, and its state that was inspected."""
-        return {"collection": self.collection, **self.about}
+        about = self.about
+        del about["number"]  # which it gets when it is kept, at the end of the job
+        return {"collection": self.collection, **about}
 
 
 def keep_inspection(records: Records, kept: KeptInspection) -> None:

@@ -74,7 +74,8 @@ def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, 
         assert len(found) == 2  # all but the example
         opened.aliases.point("ü", name)
         assert client.get("/api/v1/collections/%C3%BC").json()["name"] == name
-        assert opened.run("inspection", InspectionRequest(name))["number"] == 1
+        assert opened.run("inspection", InspectionRequest(name))["collection"] == name
+        assert opened.collection(name).inspections() == [1]
         assert client.patch(path, json={"name": "春"}).json()["name"] == "春"
         assert opened.collection("春").inspections() == [1]
         assert opened.collection("ü").info().name == "春"
