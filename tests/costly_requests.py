@@ -96,7 +96,7 @@ def cases() -> dict[str, tuple[Budget, Request]]:
     return {
         "answer_at_limit": (Budget(200, 1.0, ANSWER), batch(wide, [full | {"k": 500}] * 5)),
         # 1.5 GB if it were answered
-        "batch_of_64": (Budget(413, 0.3, memory=50e6), batch(wide, [full] * 64)),
+        "batch_of_64": (Budget(413, 0.6, memory=200e6), batch(wide, [full] * 64)),
         "search_k_1000": (Budget(200, 0.4, ANSWER), post(f"{wide}/search", lambda: full)),
         "examples_1000": (Budget(200, 0.3, memory=50e6), post(search, lambda: _examples(1000))),
         "examples_190000": (Budget(422, 0.6), post(search, lambda: _examples(190_000))),
@@ -129,7 +129,7 @@ def cases() -> dict[str, tuple[Budget, Request]]:
         ),
         "multipart_fields": (Budget(400, 0.3, memory=50e6), _form({f"f{i}": b"x" for i in range(100_000)})),
         "multipart_20mb": (Budget(422, 1.5, memory=200e6), _form({"files": b"\xff\xd8" + bytes(19_900_000)})),
-        "embed_128": (Budget(200, 3.5, memory=200e6), _form([("files", _jpeg(noise))] * 128)),
+        "embed_128": (Budget(200, 5.0, memory=200e6), _form([("files", _jpeg(noise))] * 128)),
         "embed_40_megapixels": (Budget(200, 2.0), _form({"files": _jpeg(large)})),
         "embed_base64_20mb": (
             Budget(422, 0.5, memory=150e6),

@@ -26,6 +26,7 @@ class WorkRequest(Request):
     fails: bool = option("ends with an error of the library", False)
     breaks: bool = option("ends with another error", False)
     secret: str = option("what clients do not see", "", hidden=True)
+    path: str = option("the uploaded file", "", hidden=True)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Jobs when the server shuts down, crashes or cannot write: no job is lost, and none is done twice."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,10 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import waiting
 from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, NotReady, StoreError
 from nnclr_hub.store import open_store
+from nnclr_hub.workbench import staging
 from serving.jobs.records import JOB, JobRecords
 
 
@@ -165,22 +168,32 @@ def test_kills_neither_lose_nor_repeat_a_job(tmp_path):
 
 def test_uploads_are_renewed_when_their_job_is_written_and_at_each_start_and_deleted_at_its_end(world, monkeypatch):
     """They are not renewed before: uploads without a job must expire."""
-    renewed, deleted = [], []
-    monkeypatch.setattr("serving.jobs.jobs.renew", renewed.append)
-    monkeypatch.setattr("serving.jobs.jobs.unstage", deleted.append)
+    folders = [staging.folder_of(letter * 32) for letter in "abc"]
+
+    def age() -> list[bool]:
+        """Return which of the uploads were renewed, and make them all old."""
+        renewed = [folder.stat().st_mtime > 0 for folder in folders]
+        for folder in folders:
+            os.utime(folder, (0, 0))
+        return renewed
 
     def full(*arguments):
         raise DiskFull("disk full")
 
-    for name in "ab":
-        world.jobs.submit("work", {"name": name}, {"upload": name})
-    assert renewed == ["a", "b"]
+    for folder in folders:
+        staging.partial_file(folder.name).write_bytes(b"zip")
+        staging.complete(folder.name, "photos.zip")
+    age()
+    for folder in folders[:2]:
+        world.jobs.submit("work", {"name": folder.name[0]}, {"upload": folder.name})
+    assert age() == [True, True, False]
     with monkeypatch.context() as patch:
         patch.setattr(JobRecords, "add", full)
         with pytest.raises(DiskFull):
-            world.jobs.submit("work", {"name": "c"}, {"upload": "c"})
+            world.jobs.submit("work", {"name": "c"}, {"upload": folders[2].name})
     world.restart()
-    assert renewed == ["a", "b"] * 2
+    assert age() == [True, True, False]
     world.work.let(6)
     until(world.jobs, world.jobs.list(1)[0][0].id, "done")
-    assert deleted == ["a", "b"]
+    waiting.until(lambda: not folders[1].exists())  # after the end of its job is on disk
+    assert [folder.exists() for folder in folders] == [False, False, True]
