@@ -121,7 +121,7 @@ async function send(collection, values, before, overwrite, done, progress = () =
 function inTurn(action) {
   const own = turn.then(action);
   turn = own.catch(() => {});
-  return own;
+  return own.then(); // `own` counts as handled above, and its error would not be shown
 }
 
 /** @param {Record<string, any>} metadata @param {string[]} keys */
