@@ -96,7 +96,7 @@ def cases() -> dict[str, tuple[Budget, Request]]:
     return {
         "answer_at_limit": (Budget(200, 1.0, ANSWER), batch(wide, [full | {"k": 500}] * 5)),
         # 1.5 GB if it were answered
-        "batch_of_64": (Budget(413, 0.6, memory=200e6), batch(wide, [full] * 64)),
+        "batch_of_64": (Budget(413, 0.6, memory=50e6), batch(wide, [full] * 64)),
         "search_k_1000": (Budget(200, 0.4, ANSWER), post(f"{wide}/search", lambda: full)),
         "examples_1000": (Budget(200, 0.3, memory=50e6), post(search, lambda: _examples(1000))),
         "examples_190000": (Budget(422, 0.6), post(search, lambda: _examples(190_000))),

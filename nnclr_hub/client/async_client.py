@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, wraps
+from inspect import isgeneratorfunction
 from typing import Any, Self
 
 from nnclr_hub.client.client import TIMEOUT_S, Client
@@ -35,7 +36,8 @@ class _Awaited:
         if name == "name":
             return self._blocking.name
         method = getattr(type(self._blocking), name, None)  # not of the object: its properties make requests
-        if name.startswith("_") or not callable(method):
+        # a generator would make its requests outside of the threads
+        if name.startswith("_") or not callable(method) or isgeneratorfunction(method):
             raise AttributeError(f"{self!r} has no method {name!r}.")
 
         @wraps(getattr(self._blocking, name))

@@ -130,12 +130,8 @@ class TaskContext:
         self.writes: list[Callable[[Records], None]] = []
         self._report, self._check, self._save = report, check, save
 
-    def progress(self, done: int, total: int, phase: str | None = None) -> None:
-        """Report progress; raise Cancelled or Interrupted if the task must end.
-
-        Args:
-            phase: what is in progress, where that is shown.
-        """
+    def progress(self, done: int, total: int) -> None:
+        """Report progress; raise Cancelled or Interrupted if the task must end."""
         self._check()
         self._report(done, total)
 

@@ -111,7 +111,6 @@ def _state(name: str) -> Any:
 
 
 AppSettings = Annotated[Settings, _state("settings")]
-AppEngines = Annotated[Engines, _state("engines")]
 AppWorkbench = Annotated[Workbench, _state("workbench")]
 
 

@@ -253,7 +253,11 @@ def test_every_method_is_awaited_in_the_async_client():
         verbs = [name for name, value in inspect.getmembers(type(mine), callable) if not name.startswith("_")]
         assert len(verbs) > 2
         for name in verbs:
-            waits, awaits = getattr(mine, name), getattr(theirs, name)
+            waits = getattr(mine, name)
+            if inspect.isgeneratorfunction(waits):  # its requests would block the event loop
+                assert not hasattr(theirs, name), name
+                continue
+            awaits = getattr(theirs, name)
             assert waits.__doc__ == awaits.__doc__ != "", name
             assert inspect.signature(waits).parameters == inspect.signature(awaits).parameters
             assert inspect.iscoroutinefunction(awaits) or name == "collection", name
