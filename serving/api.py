@@ -26,17 +26,15 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
 from . import openapi, problems
+from .access import AccessControl, AccessRules
 from .answers import Answers
-from .ingest import Ingest
 from .jobs import Jobs
 from .limits import RequestLimits
-from .models import Engines
+from .models import Engines, Ingest
 from .readiness import Startup
 from .request_log import observed
 from .routes import PAGES, ROUTERS, embed, items, search
 from .routes.attention import AT_ONCE
-from .security.access import AccessRules
-from .security.access_control import AccessControl
 from .settings import Settings
 from .url_fetcher import Fetcher
 

@@ -187,7 +187,7 @@ async def in_thread_while_connected(
 
 
 class RequestLimits:
-    """The ASGI layer around the routes. `scope["state"]["streamed"]` selects the limits of large bodies."""
+    """The ASGI layer around the routes. A route that is `streamed` (see `Access`) has the limits of large bodies."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -200,7 +200,8 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        limits = self._streamed if scope.get("state", {}).get("streamed") else self._body
+        required = scope.get("state", {}).get("required")  # of `AccessControl`, which may be missing
+        limits = self._streamed if required is not None and required.streamed else self._body
         try:
             limits.check(headers)
         except NNCLRHubError as error:

@@ -13,10 +13,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from nnclr_hub.errors import RequestTooSlow
 
-from ..keys import Key
-from ..problems import Refused, status_of
-from .access import LOGIN, LOGOUT
+from .keys import Key
+from .problems import Refused, status_of
 
+LOGIN, LOGOUT = "/login", "/logout"
 MAX_FORM = 4096  # bytes
 FORM_S = 10.0
 _STYLE = (

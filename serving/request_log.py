@@ -34,6 +34,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nnclr_hub.errors import Overloaded
 
+from .keys import WRITE
 from .telemetry import Metrics, Timings, current, name_span, traced
 
 log = logging.getLogger("nnclr_hub.access")
@@ -127,7 +128,8 @@ class RequestLog:
         self._metrics.request(method, route, status, seconds)
         if status in REFUSED and timings.refusal != Overloaded.code:  # the engine counts overload
             self._metrics.refused.labels(timings.refusal or "other").inc()
-        if state.get("writes") and 200 <= status < 300:
+        required = state.get("required")
+        if required is not None and required.scope == WRITE and 200 <= status < 300:
             collection = scope.get("path_params", {}).get("name") if "/collections/" in route else None
             key = scope["user"].display_name  # without a key, the address of the client
             fields = {"key": key, "method": method, "route": route, "collection": collection, "count": timings.changed}
@@ -171,8 +173,9 @@ def _route(scope: Scope) -> str:
     if isinstance(template, str) and scope.get("endpoint") is not None:
         mounted = scope.get("root_path", "").removeprefix(scope["app_root_path"]) if "app_root_path" in scope else ""
         return f"{mounted}{template}"
-    if refused := scope.get("state", {}).get("route"):  # before it reached its route
-        return refused
+    required = scope.get("state", {}).get("required")
+    if required is not None and required.route:  # it was refused before it reached its route
+        return required.route
     root = scope.get("app_root_path") or scope.get("root_path") or ""
     return f"{root}/*" if root else "none"
 
