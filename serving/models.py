@@ -41,11 +41,10 @@ from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench import AddRequest, NewImage, Workbench
 from nnclr_hub.workbench.ingestion import read_image, with_vector
 
-from .engine import Engine, Result
-from .engine.admission import shutting_down
-from .engine.attention import AttentionQuery
-from .limits import loading, while_connected
+from .engine import AttentionQuery, Engine
+from .limits import loading, shutting_down, while_connected
 from .settings import Settings
+from .stages import Result
 from .telemetry import Metrics, note_change
 
 log = logging.getLogger(__name__)

@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from nnclr_hub.errors import NotReady, Overloaded, RequestTooLarge
-from serving.engine.admission import Admission
 from serving.jobs import PatientEmbedder, PatientModels
+from serving.limits import Admission
 from serving.telemetry import Metrics
 
 
