@@ -17,7 +17,10 @@ keys. `scope["auth"].scopes` lists what the key allows: "read", "write".
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import hashlib
+import html
 import ipaddress
 import logging
 import re
@@ -29,7 +32,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from fastapi import APIRouter
 from fastapi.dependencies.models import Dependant
@@ -39,15 +42,13 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.sessions import SessionMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, OpenedForReading, RequestTooSlow
 
-from . import login
 from .keys import READ, WRITE, Key
-from .login import LOGIN, LOGOUT
-from .problems import Refused, error_response
+from .problems import Refused, error_response, status_of
 from .settings import Settings, is_loopback
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,20 @@ NO_KEY = Key("", (), b"")  # for routes that need none
 ANYONE = Key("", (READ, WRITE), b"")  # every client of a server without keys
 WRONG_KEYS_PER_MINUTE = 20
 MAX_ENDED = 100_000  # ended sessions that are remembered
+LOGIN, LOGOUT = "/login", "/logout"
+MAX_FORM = 4096  # bytes
+FORM_S = 10.0
+_STYLE = (
+    "body{font-family:system-ui,sans-serif;max-width:26rem;margin:15vh auto;padding:0 1rem;color:#1f2937}"
+    "input,button{font:inherit;padding:.6rem;box-sizing:border-box;width:100%;margin-top:.5rem;border-radius:.4rem;"
+    "border:1px solid #6b7280}button{background:#c2410c;color:#fff;border:0;cursor:pointer}"
+    "[role=alert]{color:#b91c1c}"
+)
+_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+_NEXT = ("/", "/docs")
 
 
 # ---- what each route requires
@@ -251,6 +266,7 @@ class AccessControl:
         self._app, self._access, self._read_only = app, access, read_only
         self._origins = OriginPolicy(settings)
         self._keys = settings.keys()
+        self._has_keys = len(self._keys) > 0
         self._key_of_session = {_session_name(key): key for key in self._keys}
         self._ended: dict[str, None] = {}  # ids of sessions, the oldest first
         self._wrong_keys: Counter[str] = Counter()  # by address, in this minute
@@ -293,7 +309,7 @@ class AccessControl:
         await app(scope, receive, send)
 
     async def _after_origin(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._with_session.get(scope.get("scheme", ""), self._admit) if self._keys else self._admit
+        app = self._with_session.get(scope.get("scheme", ""), self._admit) if self._has_keys else self._admit
         await app(scope, receive, send)
 
     async def _admit(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -317,7 +333,7 @@ class AccessControl:
         needed = scope["state"]["required"].scope
         if needed is None:
             return NO_KEY
-        key = self._key_of(scope, Headers(scope=scope), address) if self._keys else ANYONE
+        key = self._key_of(scope, Headers(scope=scope), address) if self._has_keys else ANYONE
         if needed not in key.scopes:
             raise Refused("forbidden", "This key may read but not write; use a key with the write scope.")
         if self._read_only and needed == WRITE:
@@ -353,7 +369,7 @@ class AccessControl:
 
     async def _log_in_or_out(self, request: Request, address: str) -> Response:
         session = request.session
-        if not self._keys:
+        if not self._has_keys:
             return RedirectResponse("/", 303)
         if request.url.path == LOGOUT:
             if request.method != "POST":  # otherwise any web page could log a user out by a link
@@ -365,12 +381,12 @@ class AccessControl:
             session.clear()
             return RedirectResponse(LOGIN, 303, {"Clear-Site-Data": '"cache"'})
         if request.method != "POST":
-            return login.form(request, self._key_in(session))
-        secret, target = await login.read_form(request)
+            return _login_form(request, self._key_in(session))
+        secret, target = await _read_login(request)
         try:
             key = self._key_of_secret(secret, address)
         except Refused as error:
-            return login.refused(error, target)
+            return _refused_login(error, target)
         # the cookie names the key by a hash, so that each replica accepts it
         session.update(key=_session_name(key), id=secrets.token_hex(16))
         return RedirectResponse(target, 303)
@@ -379,7 +395,7 @@ class AccessControl:
 def _refusal(scope: Scope, error: NNCLRHubError) -> Response:
     accepts_html = scope["method"] == "GET" and "text/html" in Headers(scope=scope).get("accept", "")
     if error.code == "unauthorized" and accepts_html:
-        return login.to_login(scope["path"])
+        return _to_login(scope["path"])
     return error_response(scope["path"], error)
 
 
@@ -401,6 +417,73 @@ def _name_of_client(text: str) -> str:
     if isinstance(address, ipaddress.IPv6Address):
         return str(address.ipv4_mapped or ipaddress.ip_network((address, 64), strict=False))
     return str(address)
+
+
+# ---- the pages of GET and POST /login: plain HTML without scripts
+
+
+def _to_login(path: str) -> Response:
+    """Redirect to the form, which leads back to the path afterwards."""
+    return RedirectResponse(f"{LOGIN}?next={quote(_next(path), safe='')}", 303)
+
+
+def _login_form(request: Request, known: Key | None) -> Response:
+    """Return the login form, or a log-out button if the browser is logged in."""
+    if known is not None:
+        button = f'<form method="post" action="{LOGOUT[1:]}"><button>Log out</button></form>'
+        content = f"<p>You are logged in as {html.escape(known.name)}.</p><p><a href='./'>Open the app</a></p>"
+        return _page(content + button)
+    return _page(_key_form(_next(request.query_params.get("next", ""))))
+
+
+async def _read_login(request: Request) -> tuple[str, str]:
+    """Return the key from the form, and the path to open afterwards.
+
+    Raises:
+        RequestTooSlow: the form did not arrive in time.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(FORM_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_FORM:
+                    return "", _next("")
+    except TimeoutError as error:
+        raise RequestTooSlow(f"The login form did not arrive within {FORM_S:g} s; send it again.") from error
+    try:
+        fields = parse_qs(body.decode("latin-1"), max_num_fields=4)
+    except ValueError:  # more fields than the form has
+        fields = {}
+    return fields.get("key", [""])[0].strip(), _next(fields.get("next", [""])[0])
+
+
+def _refused_login(error: Refused, target: str) -> Response:
+    """Return the form with an error message."""
+    page = _page(f'<p role="alert">{html.escape(str(error))}</p>' + _key_form(target), status_of(error))
+    page.headers.update(error.headers)
+    return page
+
+
+def _next(path: str) -> str:
+    """Return the path if it is one of our pages, or the start page: a login must not redirect elsewhere."""
+    return path if path in _NEXT else "/"
+
+
+def _key_form(target: str) -> str:
+    return (
+        f'<form method="post" action="{LOGIN[1:]}"><label for="key">Your key for this server</label>'
+        '<input id="key" name="key" type="password" autocomplete="current-password" required autofocus>'
+        f'<input name="next" type="hidden" value="{html.escape(target)}"><button>Log in</button></form>'
+    )
+
+
+def _page(content: str, status: int = 200) -> Response:
+    text = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>nnclr_hub: log in</title><style>{_STYLE}</style><h1>nnclr_hub</h1>{content}</html>"
+    )
+    return HTMLResponse(text, status, {"Content-Security-Policy": _POLICY})
 
 
 # ---- security headers of every response; headers that a response already has are kept

@@ -32,10 +32,10 @@ from .jobs import Jobs
 from .limits import RequestLimits
 from .models import Engines, Ingest
 from .readiness import Startup
-from .request_log import observed
 from .routes import PAGES, ROUTERS, embed, items, search
 from .routes.attention import AT_ONCE
 from .settings import Settings
+from .telemetry import observed
 from .url_fetcher import Fetcher
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class Service(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         state = self.state
-        return observed(super().build_middleware_stack(), state.metrics, lambda: state.readiness.stopping)
+        return observed(super().build_middleware_stack(), state.metrics, state.readiness)
 
 
 @contextmanager

@@ -112,20 +112,25 @@ class Model:
         with self.held() as engine:
             return engine.run(list(images), background=True)
 
-    async def embed_each_async(self, images: Sequence[ImageLike]) -> list[Result]:
+    async def embed_each_async(self, given: Sequence[ImageLike | ImageError]) -> list[Result]:
         """Return what `embed_each` does, for requests. Cancelling it drops the images that have not started.
+
+        Images that could not be received are ImageErrors already, and stay so.
 
         More than a request's usual number of images go through the engine in parts, two at a time. The first part is
         refused if the server is overloaded; the others wait for permits until the deadline.
         """
-        settings = self._engines.settings
+        settings, images = self._engines.settings, [one for one in given if not isinstance(one, ImageError)]
         # two parts run at a time, and a part of the whole capacity would be refused while another image is in progress
         part = min(settings.max_images, max(1, settings.capacity // 2))
         async with self.held_async() as engine:
             if len(images) <= part:
-                return await engine.run_async(images)
-            parts = [images[i : i + part] for i in range(0, len(images), part)]
-            return await _run_in_parts(engine, parts, settings.deadline_s)
+                results = await engine.run_async(images)
+            else:
+                parts = [images[i : i + part] for i in range(0, len(images), part)]
+                results = await _run_in_parts(engine, parts, settings.deadline_s)
+        left = iter(results)
+        return [one if isinstance(one, ImageError) else next(left) for one in given]
 
     async def load_attention_async(self) -> int | None:
         """Build the network that attention needs, which takes seconds the first time.

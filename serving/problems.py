@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from asgi_correlation_id.context import correlation_id
@@ -32,6 +32,7 @@ from nnclr_hub.workbench.privacy import without_paths
 from .telemetry import current
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 PROBLEM = "application/problem+json"
 MAX_CONFLICTS = 1000  # items of one answer
 DISK_FULL = "The disk of the server is full and nothing was written; the operator must free space."
@@ -113,17 +114,28 @@ def problem_kind(kind: str | type[NNCLRHubError]) -> ProblemKind:
 
 
 class Refused(NNCLRHubError):
-    """Raised for an error of HTTP itself.
+    """Raised for an error that has no class in the library.
 
     Args:
-        code: of HTTP.
+        code: of HTTP, or of a class.
         headers: additional headers of the response.
+        status: of the response; None: that of the code.
+        items: errors of single parts of the request.
     """
 
-    def __init__(self, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        status: int | None = None,
+        items: list[dict[str, Any]] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.code = code  # type: ignore[misc]
-        self.headers = headers or {}
+        self.headers, self.items = headers or {}, items
+        self.status = status or problem_kind(code).status
 
 
 class InvalidInput(NNCLRHubError):
@@ -137,7 +149,7 @@ class InvalidInput(NNCLRHubError):
 
 def status_of(error: NNCLRHubError) -> int:
     """Return the HTTP status of an error."""
-    return problem_kind(error.code if isinstance(error, Refused) else type(error)).status
+    return error.status if isinstance(error, Refused) else problem_kind(type(error)).status
 
 
 def describe_errors(codes: str, *, openai: bool = False) -> dict[int | str, dict[str, Any]]:
@@ -210,12 +222,50 @@ def error_response(path: str, error: NNCLRHubError) -> JSONResponse:
     if isinstance(error, errors.StoreError) and status >= 500:
         log.error("%s: %s", path, text)  # the message may name files, and only the operator can act on it
         text = DISK_FULL if isinstance(error, errors.DiskFull) else STORE_FAILED
-    headers = error.headers if isinstance(error, Refused) else None
+    headers, items = (error.headers, error.items) if isinstance(error, Refused) else (None, None)
     if isinstance(error, errors.Overloaded):
         headers = {"Retry-After": str(max(1, round(error.retry_after)))}
-    conflicts = error.conflicts if isinstance(error, errors.MetadataConflict) else {}
-    items = [{"id": id, "metadata": values} for id, values in islice(conflicts.items(), MAX_CONFLICTS)]
+    if isinstance(error, errors.MetadataConflict):
+        items = [{"id": id, "metadata": values} for id, values in islice(error.conflicts.items(), MAX_CONFLICTS)]
     return problem(path, status, error.code, without_paths(text), items=items, headers=headers, param=param)
+
+
+def outcomes(
+    results: Sequence[T | NNCLRHubError],
+    about: Sequence[dict[str, Any]],
+    value: Callable[[T], dict[str, Any]],
+    what: str,
+    *,
+    code: str = "",
+    all_needed: bool = False,
+) -> list[dict[str, Any]]:
+    """Return one entry for each part of a request: its value, or its error.
+
+    Args:
+        results: of the parts.
+        about: further fields of each entry.
+        value: returns the fields of a result.
+        what: happened to the parts, for the message.
+        code: of the refusal; "": that of the first error.
+        all_needed: whether one error is enough to refuse the request.
+
+    Raises:
+        Refused: no part has a value.
+    """
+    entries: list[dict[str, Any]] = []
+    broken: list[dict[str, Any]] = []
+    for index, (result, own) in enumerate(zip(results, about, strict=True)):
+        entry = {"index": index, **own}
+        if isinstance(result, NNCLRHubError):
+            error = {"code": result.code, "detail": without_paths(str(result))}
+            broken.append({**entry, **error})
+            entries.append({**entry, "error": error})
+        else:
+            entries.append({**entry, **value(result)})
+    if broken and (all_needed or len(broken) == len(entries)):
+        detail = f"{len(broken)} of {len(entries)} {what}; first error: {broken[0]['detail']}"
+        raise Refused(code or str(broken[0]["code"]), detail, status=422, items=broken)
+    return entries
 
 
 def install(app: FastAPI) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from anyio import to_thread
@@ -23,7 +23,7 @@ from ..access import READ
 from ..answers import BYTES, JSON, NPY, NUMBER_BYTES, DType, PartsResponse, array_response, encoded, wanted
 from ..limits import while_connected
 from ..models import Engines, Model
-from ..problems import UNREADABLE, InvalidInput, problem
+from ..problems import UNREADABLE, InvalidInput, outcomes
 from ..request_bodies import (
     FORM,
     UploadedImage,
@@ -37,7 +37,7 @@ from ..request_bodies import (
     read_json,
     unsupported,
 )
-from .router import DEFAULT, Here, Parts, Router, name_of, parts_of, served_names, served_source
+from .router import DEFAULT, Here, Parts, Router, name_of, served_names, served_source
 from .schemas import FIRST_WRONG, ImageText, Integer, ItemError, Strict, binary, form_body
 
 LISTED = 1024  # images of a request; the clients of frameworks send lists of 100 to 1000
@@ -84,36 +84,29 @@ async def embed(
 
     `Accept` selects JSON, a NumPy file or raw numbers. The binary formats are sent only if every image could be read.
     """
-    here = parts_of(request)
+    here: Parts = request.app.state
     images, name = await _read(request, here)
     model = await here.engines.get_async(served_source(here.engines, name))
-    good = [image.data for image in images if isinstance(image.data, bytes)]
-    vectors = iter(await while_connected(request, model.embed_each_async(good)))
-    results = [image.data if isinstance(image.data, ImageError) else next(vectors) for image in images]
-    broken = [
-        {"index": i, "name": images[i].name, "code": result.code, "detail": str(result)}
-        for i, result in enumerate(results)
-        if isinstance(result, ImageError)
-    ]
+    results = await while_connected(request, model.embed_each_async([image.data for image in images]))
     kind = wanted(request, NPY, BYTES)
-    if len(broken) == len(results) or (kind != JSON and broken):
-        detail = f"{len(broken)} of {len(results)} images could not be read; first error: {broken[0]['detail']}"
-        return problem(request.url.path, 422, "undecodable_image", detail, items=broken)
-
-    def entry(index: int, image: UploadedImage, result: Any) -> dict[str, Any]:
-        if isinstance(result, ImageError):
-            value: dict[str, Any] = {"error": {"code": result.code, "detail": str(result)}}
-        else:
-            value = {"embedding": _encoded_as(encoding_format, result)}
-        return {"index": index, "name": image.name, **value}
+    entries = outcomes(
+        results,
+        [{"name": image.name} for image in images],
+        lambda vector: {"embedding": vector},
+        "images could not be read",
+        code="undecodable_image",
+        all_needed=kind != JSON,
+    )
 
     def response() -> Response:
         if kind != JSON:
-            return array_response(np.stack([one for one in results if isinstance(one, np.ndarray)]), kind, dtype)
-        entries = (entry(index, *pair) for index, pair in enumerate(zip(images, results, strict=True)))
+            return array_response(np.stack(cast(list[np.ndarray], results)), kind, dtype)
+        for one in entries:
+            if "embedding" in one:
+                one["embedding"] = _encoded_as(encoding_format, one["embedding"])
         return _with_data(here, {"model": name_of(here.engines, model), "dim": model.embed_dim}, entries)
 
-    return await in_thread_if_large(len(good) * model.embed_dim * NUMBER_BYTES, response)
+    return await in_thread_if_large(len(results) * model.embed_dim * NUMBER_BYTES, response)
 
 
 async def _read(request: Request, here: Parts) -> tuple[list[UploadedImage], str | None]:
@@ -260,7 +253,7 @@ async def _embed_listed(
         InvalidInput: the list is empty, an image cannot be read, or the vectors have another length.
         RequestTooLarge: more than `LISTED` images.
     """
-    here = parts_of(request)
+    here: Parts = request.app.state
     if not texts:
         reason = InvalidRequest("the list is empty; send an image as a data URI or base64, or a list of them.")
         raise InvalidInput(field, reason)

@@ -32,7 +32,7 @@ from nnclr_hub.workbench.table_items import table_values
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
 from ..models import note_changes
-from ..problems import MAX_CONFLICTS, problem
+from ..problems import MAX_CONFLICTS, outcomes
 from ..request_bodies import (
     UploadedImage,
     decode_each,
@@ -141,7 +141,9 @@ async def add_images(name: str, request: Request, here: Here) -> Response:
         errors = await here.ingest.add(request, here.workbench, name, new) if new.images else []
     added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
     results = [one.data if isinstance(one.data, ImageError) else next(added) for one in images]
-    return _uploaded(request.url.path, images, results)
+    names = [{"name": image.name} for image in images]
+    what = "images could not be read"
+    return JSONResponse({"results": outcomes(results, names, lambda id: {"id": id}, what, code="undecodable_image")})
 
 
 async def _read(request: Request, here: Parts) -> tuple[list[UploadedImage], Sequence[ItemNote]]:
@@ -171,23 +173,6 @@ def _add_request(images: Sequence[UploadedImage], notes: Sequence[ItemNote]) -> 
             name = {} if image.name is None else {"name": image.name}
             new.append(NewImage(note.id, image.data, {**name, **note.metadata}, note.thumbnail))
     return AddRequest(new)
-
-
-def _uploaded(path: str, images: Sequence[UploadedImage], results: Sequence[ImageError | str]) -> Response:
-    entries: list[dict[str, Any]] = []
-    broken: list[dict[str, Any]] = []
-    for index, (image, result) in enumerate(zip(images, results, strict=True)):
-        entry: dict[str, Any] = {"index": index, "name": image.name}
-        if isinstance(result, str):
-            entries.append(entry | {"id": result})
-        else:
-            error = {"code": result.code, "detail": str(result)}
-            entries.append(entry | {"error": error})
-            broken.append(entry | error)
-    if len(broken) == len(entries):
-        detail = f"None of the {len(entries)} images could be read; first error: {broken[0]['detail']}"
-        return problem(path, 422, "undecodable_image", detail, items=broken)
-    return JSONResponse({"results": entries})
 
 
 @router.on("PUT", "/items", WRITE, f"{MISSING} fingerprint_mismatch {FAILED_WRITE}")

@@ -6,7 +6,6 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self, cast
 
@@ -19,7 +18,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.workbench.payload import decode_vector
-from nnclr_hub.workbench.privacy import public_name, without_paths
+from nnclr_hub.workbench.privacy import public_name
 from nnclr_hub.workbench.probes import (
     KeptProbe,
     delete_probe,
@@ -33,7 +32,7 @@ from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
 from ..limits import in_thread_while_connected, while_connected
 from ..models import Model
-from ..problems import UNREADABLE, problem
+from ..problems import UNREADABLE, outcomes
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from .jobs import Label
 from .router import BYTES, FAILED_WRITE, Here, Parts, Router
@@ -217,25 +216,14 @@ async def predict(name: str, request: Request, here: Here) -> Response:
     embedded: list[np.ndarray | ImageError] = []
     if images:
         model = cast(Model, await run_in_threadpool(here.workbench.embedder_of_probe, name))
-        good = [one.data for one in images if isinstance(one.data, bytes)]
-        vectors = iter(await while_connected(request, model.embed_each_async(good)))
-        embedded = [one.data if isinstance(one.data, ImageError) else next(vectors) for one in images]
+        embedded = await while_connected(request, model.embed_each_async([one.data for one in images]))
 
     def labeled() -> Response:
         answer = here.answers.open()
         results = _of_images(here, name, embedded, query.top) if images else _of_others(here, name, query)
-        broken = [
-            {"index": i, "code": one.code, "detail": without_paths(str(one))}
-            for i, one in enumerate(results)
-            if isinstance(one, NNCLRHubError)
-        ]
-        if len(broken) == len(results):
-            detail = f"None of the {len(results)} predictions succeeded; first error: {broken[0]['detail']}"
-            return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
-        names: Sequence[dict[str, Any]] = (
-            [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
-        )
-        entries = (_entry(i, about, one) for i, (one, about) in enumerate(zip(results, names, strict=True)))
+        about: list[dict[str, Any]] = [{"id": id} for id in query.ids or ()]
+        about = about or [{"name": one.name} if one.name else {} for one in images] or [{}] * len(results)
+        entries = outcomes(results, about, _prediction, "predictions failed")
         return PartsResponse([b'{"probe":', encoded(name), b',"results":', *answer.list(entries), b"}"])
 
     return await in_thread_while_connected(request, labeled, here.search_threads)
@@ -276,12 +264,9 @@ def _of_others(here: Parts, name: str, query: PredictRequest) -> list[Labeling |
     return here.workbench.predict(name, vectors=vectors, **options)
 
 
-def _entry(index: int, about: dict[str, Any], result: Labeling | NNCLRHubError) -> dict[str, Any]:
+def _prediction(result: Labeling) -> dict[str, Any]:
     """Return the fields of a `PredictionEntry` that are not null."""
-    if isinstance(result, NNCLRHubError):
-        found: dict[str, Any] = {"error": {"code": result.code, "detail": without_paths(str(result))}}
-    else:
-        name = "labels" if isinstance(result.label, tuple) else "label"
-        top = [{"label": label, "probability": value} for label, value in result.top]
-        found = {name: result.label, "top": top}
-    return {name: value for name, value in {"index": index, **about, **found}.items() if value is not None}
+    top = [{"label": label, "probability": value} for label, value in result.top]
+    if result.label is None:
+        return {"top": top}
+    return {"labels" if isinstance(result.label, tuple) else "label": result.label, "top": top}

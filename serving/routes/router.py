@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
 from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, Request
@@ -134,11 +134,6 @@ class Parts(Protocol):
     waiting_for_changes: set[object]
     search_models: dict[str, Model]  # that the collections of recent searches are bound to
     start_page: Callable[[], Response]
-
-
-def parts_of(request: Request) -> Parts:
-    """Return the parts of the server. A dependency takes as long as parsing a small request."""
-    return cast(Parts, request.app.state)
 
 
 # asynchronous, because FastAPI runs synchronous dependencies in the thread pool that all routes share

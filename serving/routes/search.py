@@ -33,7 +33,7 @@ from ..problems import UNREADABLE
 from ..request_bodies import check_count, decode_text, fetch_each, is_form, read_form, read_json
 from ..telemetry import measured
 from ..url_fetcher import Fetched
-from .router import Parts, Router, parts_of
+from .router import Parts, Router
 from .schemas import (
     FIRST_WRONG,
     Integer,
@@ -170,7 +170,7 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
         ClientDisconnect: the client has disconnected.
     """
-    here = parts_of(request)
+    here: Parts = request.app.state  # a dependency takes as long as parsing a small request
     examples = [one for query in queries for one in (*(query.positive or (query,)), *query.negative)]
     images = [one for one in examples if one.image is not None]
     check_count(len(images), here.settings.max_images)
