@@ -94,29 +94,6 @@ def test_a_cut_connection_continues_where_it_stopped(server, client, points):
     assert stored(client, points) == ALL
 
 
-def test_wrong_requests_are_refused(client, points, collection):
-    typed = {"Content-Type": NDJSON}
-    is_problem(
-        client.post(f"{points}/imports", content=b"", headers={"Content-Type": "text/plain"}),
-        415,
-        "unsupported_media_type",
-    )
-    is_problem(client.post("/api/v1/collections/none/imports", content=b"", headers=typed), 404, "collection_not_found")
-    is_problem(
-        client.post(f"{points}/imports", content=b"", headers={**typed, "Idempotency-Key": "ä".encode()}),
-        422,
-        "invalid_request",
-    )
-    is_problem(
-        client.post(f"{points}/imports", content=b"", headers={**typed, "Upload-Offset": "-1"}), 422, "invalid_request"
-    )
-    zipped = {"Content-Type": "application/zip"}
-    # before the file is sent: these vectors are not from the server's encoder
-    is_problem(client.post(f"{points}/imports", content=b"", headers=zipped), 422, "invalid_request")
-    failed = client.post(f"{collection}/imports", content=b"not a zip", headers=zipped).json()["job"]
-    assert finished(client, f"/api/v1/jobs/{failed['id']}")["error"]["code"] == "invalid_request"
-
-
 def test_a_body_may_exceed_the_limit_of_other_requests_but_not_that_of_imports(serve, model, tmp_path):
     for server in serve(model, tmp_path / "store", max_bytes=1000, bodies_bytes=1000, import_bytes=len(BODY)):
         with httpx.Client(base_url=server.url, timeout=60) as client:
