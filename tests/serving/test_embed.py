@@ -1,6 +1,5 @@
 """Images to vectors over REST: our own route, and those of OpenAI and of Hugging Face."""
 
-import asyncio
 import base64
 import io
 import threading
@@ -32,15 +31,6 @@ def test_embed_has_a_result_for_each_file(client, image_files, encoder):
     )
     assert body["data"][2]["error"]["code"] == "unsupported_image"
     assert body["data"][2]["name"] == "bad.jpg"
-
-
-def test_embed_returns_an_array_on_request(client, image_files, encoder):
-    response = client.post("/api/v1/embed", files=upload(image_files[:5]), headers={"Accept": "application/x-npy"})
-    np.testing.assert_allclose(np.load(io.BytesIO(response.content)), encoder.embed(image_files[:5]), atol=1e-5)
-    mixed = [*upload(image_files[:1]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
-    is_problem(
-        client.post("/api/v1/embed", files=mixed, headers={"Accept": "application/x-npy"}), 422, "undecodable_image"
-    )
 
 
 def test_a_batch_of_garbage_does_not_affect_other_requests(client, image_files, encoder):
@@ -150,15 +140,6 @@ def test_the_official_client_gets_our_vectors(official, image_files, encoder, ex
     assert [entry.index for entry in answer.data] == [0, 1, 2]
     assert answer.usage.total_tokens == 3
     assert answer.model == "resnet18"
-
-
-def test_the_official_asynchronous_client_too(server, image_files, encoder):
-    async def ask():
-        async with openai.AsyncOpenAI(api_key="none", base_url=f"{server.url}/v1") as client:
-            answers = [client.embeddings.create(model="default", input=as_text(path)) for path in image_files[:8]]
-            return [answer.data[0].embedding for answer in await asyncio.gather(*answers)]
-
-    np.testing.assert_allclose(asyncio.run(ask()), encoder.embed(image_files[:8]), atol=1e-5)
 
 
 def test_the_official_client_raises_its_own_errors(official, image_files):

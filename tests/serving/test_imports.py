@@ -5,7 +5,6 @@ import hashlib
 import json
 import socket
 import threading
-import zipfile
 
 import httpx
 import numpy as np
@@ -150,41 +149,6 @@ def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, cli
     done = asyncio.run(again())
     assert done.id != job.id
     assert done.result["unchanged"] == len(LINES)
-
-
-def test_the_command_line_imports_a_zip_into_a_server_and_into_a_store(
-    server, client, collection, image_files, model, tmp_path, monkeypatch
-):
-    path = tmp_path / "photos.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for one in image_files[:3]:
-            archive.write(one, f"cats/{one.name}")
-        archive.writestr("cats/notes.txt", "not an image")
-    there = ["store", "import", str(path), "--collection", "photos", "--server", server.url, "--json"]
-    done = CliRunner().invoke(cli, there)
-    found = json.loads(done.stdout)
-    assert (done.exit_code, found["added"], found["left_out"], found["errors"]) == (0, 3, {".txt": 1}, [])
-    assert client.get(collection).json()["count"] == 3
-    with Client(server.url) as opened:
-        photos = opened.collection("photos")
-        noted = {item.id: item.metadata | {"label": "MINE", "note": "x"} for item in photos.scroll().items}
-        photos.update_metadata({"label": "MINE", "note": "x"}, ids=list(noted))
-        found = json.loads(CliRunner().invoke(cli, there).stdout)
-        assert (found["added"], found["replaced"], found["unchanged"]) == (0, 0, 3)
-        assert {item.id: item.metadata for item in photos.scroll().items} == noted
-    vectors = tmp_path / "items.ndjson"
-    vectors.write_bytes(BODY + b"broken\n")
-    store = str(tmp_path / "store")
-    assert CliRunner().invoke(cli, ["store", "create", "points", "--dim", str(DIM), "--store", store]).exit_code == 0
-    local = ["store", "import", str(vectors), "--collection", "points", "--store", store, "--json"]
-    done = CliRunner().invoke(cli, local)
-    assert (done.exit_code, json.loads(done.stdout)["added"], json.loads(done.stdout)["errors_count"]) == (
-        0,
-        len(LINES),
-        1,
-    )
-    for wrong in (["--server", server.url], ["--collection", "points", "--server", server.url, "--store", store]):
-        assert CliRunner().invoke(cli, ["store", "import", str(vectors), *wrong]).exit_code == 2
 
 
 def test_an_interrupted_upload_is_deleted_on_request(server, client, points, tmp_path):

@@ -10,23 +10,6 @@ from rest_requests import as_text, is_problem, upload
 # ---- items over REST: add, list, get and delete
 
 
-def test_pages_and_filters_of_a_listing(client, collection):
-    items = [{"id": f"i{i:02}", "vector": [1.0] * 31 + [i], "metadata": {"n": i}} for i in range(25)]
-    client.put(f"{collection}/items", json=items)
-    seen, cursor = [], None
-    while True:
-        page = client.get(f"{collection}/items", params={"limit": 10} | ({"cursor": cursor} if cursor else {})).json()
-        seen += [item["id"] for item in page["items"]]
-        cursor = page["cursor"]
-        if cursor is None:
-            break
-    assert seen == [item["id"] for item in items]
-    where = json.dumps({"must": [{"key": "n", "range": {"gte": 20}}]})
-    page = client.get(f"{collection}/items", params={"where": where, "with_vector": True}).json()
-    assert [item["id"] for item in page["items"]] == [f"i{i}" for i in range(20, 25)]
-    assert np.linalg.norm(page["items"][0]["vector"]) == pytest.approx(1, abs=1e-5)
-
-
 def test_a_cursor_is_valid_for_its_own_listing_only(client, collection):
     client.put(f"{collection}/items", json=[{"id": f"i{i}", "vector": [1.0] * 31 + [i]} for i in range(5)])
     cursor = client.get(f"{collection}/items", params={"limit": 2}).json()["cursor"]
@@ -124,25 +107,6 @@ def filled(client, collection):
 
 def listed(client, collection):
     return {one["id"]: one["metadata"] for one in client.get(f"{collection}/items").json()["items"]}
-
-
-def test_edits_by_ids_and_by_filter_change_what_they_say(client, collection, filled):
-    odd = {"must": [{"key": "tags", "contains": "odd"}, {"must_not": [{"ids": ["i01"]}]}]}
-    path = f"{collection}/items"
-    assert client.patch(path, json={"ids": ["i00", "none"], "metadata": {"n": None, "a": {"c": 1}}}).json() == {
-        "updated": 1
-    }
-    assert client.patch(path, json={"where": odd, "metadata": {"x": 1}, "replace": True}).json() == {"updated": 9}
-    want = {id: {"x": 1} if about["tags"] and id != "i01" else about for id, about in filled.items()}
-    want["i00"] = {"tags": [], "a": {"b": 0, "c": 1}}
-    assert listed(client, collection) == want
-    got = client.post(f"{collection}/lookup", json={"ids": ["i03", "none", "i00"]}).json()["items"]
-    assert [(one["id"], one["metadata"], len(one["vector"])) for one in got] == [
-        ("i03", {"x": 1}, 32),
-        ("i00", want["i00"], 32),
-    ]
-    changes = client.get(f"{collection}/changes").json()["changes"]
-    assert [(one["op"], one["id"]) for one in changes[20:]] == [("upsert", id) for id in ["i00", *sorted(want)[3::2]]]
 
 
 def test_a_conditional_edit_changes_all_of_its_items_or_none(client, collection, filled):

@@ -150,16 +150,6 @@ def test_a_silent_stream_sends_heartbeats(client, server, steps, monkeypatch):
     assert client.delete(f"{JOBS}/{job['id']}").json()["cancelling"]
 
 
-def test_a_client_may_disconnect_from_a_stream(client, server, steps):
-    job = client.post(JOBS, json=steps.body).json()
-    for _ in range(5):
-        with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
-            next(stream.iter_lines())
-    for _ in range(3):
-        steps.steps.release()
-    assert finished(client, f"{JOBS}/{job['id']}")["state"] == "done"
-
-
 def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
     jobs = [client.post(JOBS, json=steps.body).json()]
     until(lambda: client.get(f"{JOBS}/{jobs[0]['id']}").json()["state"] == "running")
@@ -211,38 +201,6 @@ def twins(server):
     server.bench.drop("twins")
 
 
-def test_duplicates_by_pixels_and_by_vectors(client, twins):
-    job = ended(client, client.post(f"{twins}/duplicates", json={}))
-    assert job["result"]["groups"] == [{"size": 2, "ids": ["0-0", "0-1"]}]
-    job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9}))
-    assert job["result"]["groups"] == [{"size": 3, "ids": ["1-0", "1-1", "1-2"]}, {"size": 2, "ids": ["0-0", "0-1"]}]
-    assert (job["result"]["found"], job["result"]["surplus"], job["done"], job["total"]) == (2, 3, 6, 6)
-    one = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9, "limit": 1, "exact": True}))
-    assert (len(one["result"]["groups"]), one["result"]["found"]) == (1, 2)
-    only = {"must": [{"key": "pixel_sha256", "prefix": "0"}]}
-    job = ended(client, client.post(f"{twins}/duplicates", json={"threshold": 0.9, "where": only}))
-    assert job["result"]["found"] == 1
-    few = ended(client, client.post(f"{twins}/duplicates", json={"threshold": "auto"}))
-    assert (few["state"], few["error"]["code"]) == ("failed", "invalid_request")
-    for body in (
-        {"threshold": "low"},
-        {"exact": True},
-        {"threshold": 5},
-        {"threshold": -1.01},
-        {"threshold": 0.9, "where": {"x": 1}},
-        {"limit": 0},
-        {"more": 1},
-    ):
-        assert client.post(f"{twins}/duplicates", json=body).status_code == 422
-
-
-def test_verification_and_compaction_in_the_background(client, twins):
-    job = ended(client, client.post(JOBS, json={"kind": "verify", "collection": "twins"}))
-    assert (job["result"]["ok"], job["result"]["items"]) == (True, 6)
-    job = ended(client, client.post(JOBS, json={"kind": "compact", "collection": "twins"}))
-    assert (job["state"], job["result"]["items"]) == ("done", 6)
-
-
 def test_backups_go_to_the_configured_destination_only(server, client, twins, tmp_path, monkeypatch):
     with Client(server.url) as remote:
         made = remote.run("backup", BackupRequest())
@@ -277,20 +235,6 @@ def album(server, client, photos):
     for info in server.bench.store.list():
         if info.name.startswith("album"):
             server.bench.store.drop(info.name)
-
-
-def test_a_collection_moves_to_another_model(client, server, album):
-    before = album.spec.fingerprint
-    job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
-    assert job["state"] == "done", job
-    assert (job["result"]["items"], job["result"]["embedded"], job["result"]["left_out"]) == (60, 60, [])
-    assert str(server.folder) not in json.dumps(job)
-    assert str(server.other) not in json.dumps(job)
-    now = client.get("/api/v1/collections/album").json()
-    assert now["fingerprint"] == server.engines.get(str(server.other)).fingerprint != before
-    assert now["count"] == 60
-    again = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
-    assert again["result"]["collection"] is None
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from PIL import Image
 from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, Overloaded, RequestTooLarge, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import staging
-from serving.jobs import HIDDEN, JOB, MARK, JobRecords, PatientEmbedder, PatientModels
+from serving.jobs import HIDDEN, JOB, JobRecords, PatientEmbedder, PatientModels
 from serving.limits import Admission
 from serving.telemetry import Json, Metrics, Text
 
@@ -126,14 +126,6 @@ def test_a_mark_identifies_one_job_until_it_ends(world):
     assert world.jobs.submit("work", {"name": "a"}).id != job.id
 
 
-def test_a_mark_is_deleted_with_its_job(make_world):
-    world = make_world(keep=1)
-    world.work.let(100)
-    for mark in "mn":
-        until(world.jobs, world.jobs.submit("work", {"name": mark}, mark=mark).id, "done")
-    assert [record.name for record in world.store.records.list(MARK)] == ["n"]
-
-
 def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
     world = make_world(waiting=9)
     ids = [world.submit("a").id]
@@ -169,14 +161,6 @@ def test_a_running_job_is_cancelled_at_its_next_step_and_cleaned_up(world):
     assert world.work.cleaned == ["a"]
     assert world.made() == []
     assert world.jobs.cancel(job.id).state == "cancelled"
-
-
-def test_a_finished_job_cannot_be_cancelled(world):
-    job = world.submit("a")
-    world.work.let(3)
-    until(world.jobs, job.id, "done")
-    assert world.jobs.cancel(job.id).state == "done"
-    assert world.work.cleaned == []
 
 
 def test_a_cancelled_job_is_cleaned_up_at_the_next_start_if_the_server_crashed(world):
@@ -226,23 +210,6 @@ def test_start_and_end_are_logged_with_the_duration(world, lines):
     assert end["s"] == pytest.approx(ended.ended - ended.started, abs=0.001)
     assert lines(Text())[1].endswith(f"info    work job done job={job.id} s={end['s']} done=3")
     assert "secret" not in "".join(lines(Json()))
-
-
-def test_a_failure_is_a_warning_with_its_code(world, lines):
-    job = world.submit("a", fails=True)
-    world.work.let(3)
-    until(world.jobs, job.id, "failed")
-    ends = json.loads(lines(Json())[-1])
-    assert (ends["message"], ends["level"], ends["code"]) == ("work job failed", "warning", "invalid_request")
-
-
-def test_a_job_cancelled_while_it_waited_has_no_duration(world, lines):
-    world.submit("a")
-    second = world.submit("b")
-    world.jobs.cancel(second.id)
-    [ends] = [one for one in map(json.loads, lines(Json())) if one["job"] == second.id]
-    assert ends["message"] == "work job cancelled"
-    assert "s" not in ends
 
 
 def test_a_job_interrupted_by_a_shutdown_is_logged_and_starts_again(world, lines):
@@ -492,10 +459,6 @@ def test_a_model_without_memory_is_retried(get):
     waited: list[float] = []
     found = get(PatientModels(Full(3), waited.append))  # type: ignore[arg-type]
     assert (len(found.embed_each([Image.new("RGB", (3, 1))])), waited) == (1, [2.0] * 3)
-
-
-def test_an_unknown_fingerprint_is_not_retried():
-    assert PatientModels(Full(0), pytest.fail).by_fingerprint("unknown") is None  # type: ignore[arg-type]
 
 
 def test_embedding_is_retried_while_the_engine_is_busy():

@@ -102,13 +102,6 @@ def test_a_collection_finds_its_model_by_fingerprint_and_not_by_name(make_engine
             bench.embedder_of(same, "b")
 
 
-def test_the_default_model_is_loaded_to_compare_its_fingerprint(make_engines, tmp_path):
-    engines = make_engines(Shelf(a=KB))
-    with open_store(str(tmp_path / "store")) as store:
-        moved = store.create("moved", CollectionSpec(2, fingerprint="a", model="/gone"))
-        assert Workbench(engines, store).embedder_of(moved).name == "a"
-
-
 def test_an_unloaded_model_gives_the_same_vectors_again(model, make_model, image_files):
     second = make_model(seed=1)
     engines = Engines(str(model), Settings(model_memory=500_000, decode_threads=1))

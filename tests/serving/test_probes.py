@@ -163,23 +163,6 @@ def test_an_unknown_field_is_refused_with_the_existing_ones(client, photos_in):
     assert client.get(f"{PROBES}/x").status_code == 404
 
 
-def test_a_probe_of_images_in_the_request(client, image_files):
-    items = [
-        {"image": base64.b64encode(path.read_bytes()).decode(), "label": path.parent.name} for path in image_files[::3]
-    ]
-    items.append({"image": base64.b64encode(b"no image").decode(), "label": "cat"})
-    job = ended(client, client.post(PROBES, json={"name": "mine", "items": items}))
-    assert job["state"] == "done", job
-    assert job["params"]["items"] == 21
-    assert [error["index"] for error in job["result"]["errors"]] == [20]
-    assert job["result"]["left_out"] == {"unreadable": 1}
-    probe = client.get(f"{PROBES}/mine").json()
-    assert probe["model"]
-    answer = client.post(f"{PROBES}/mine/predict", files=[("files", ("a.jpg", image_files[0].read_bytes()))])
-    assert answer.json()["results"][0]["label"] == "astronaut"
-    client.delete(f"{PROBES}/mine")
-
-
 def test_a_probe_of_vectors_with_several_labels_each(client):
     rng = np.random.default_rng(0)
     truth = rng.random((80, 3)) < 0.4

@@ -40,10 +40,6 @@ def test_the_preferred_media_type_is_chosen(accept, kind):
     assert wanted(request, NPY, BYTES) == kind
 
 
-def test_the_default_is_json():
-    assert wanted(Request({"type": "http", "headers": []}), NPY, BYTES) == JSON
-
-
 @pytest.mark.parametrize("ended_by", ["client", "server"])
 def test_work_ends_with_its_client_or_with_its_task(ended_by):
     """No task is left behind: neither the work nor the one that waits for the disconnect."""

@@ -115,21 +115,6 @@ def test_positive_and_negative_examples_move_the_query(client, gallery, image_fi
     assert ids(client.post(f"{path}/search", json=away).json()) == ranked(vectors, query, (0, 7))[:5]
 
 
-def test_a_search_gives_the_best_of_each_group(client, gallery):
-    path, vectors = gallery
-
-    def best(names: list[str]) -> list[str]:
-        first: dict[int, str] = {}
-        for name in names:
-            first.setdefault(int(name[1:]) % 4, name)
-        return list(first.values())
-
-    by_vector = {"vector": vectors[2].tolist(), "group_by": "album", "k": 3}
-    assert ids(client.post(f"{path}/search", json=by_vector).json()) == best(ranked(vectors, vectors[2]))[:3]
-    by_id = {"id": "p2", "group_by": "album", "k": 3}
-    assert ids(client.post(f"{path}/search", json=by_id).json()) == best(ranked(vectors, vectors[2]))[1:4]
-
-
 def test_a_batch_has_a_result_for_each_search(client, gallery, image_files):
     path, vectors = gallery
     good = [
