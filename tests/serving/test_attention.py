@@ -18,7 +18,8 @@ from nnclr_hub import Box, ImageError, Point, load_encoder
 from nnclr_hub.encoder.attention import AttentionSettings
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestTooLarge
 from serving import engine
-from serving.models import Engines, Model
+from serving.engine import Engine
+from serving.models import Engines
 from serving.settings import Settings
 
 # ---- attention maps from a server's model: the same as the encoder's own
@@ -34,9 +35,9 @@ def make() -> Iterator:
     """Return make(encoder, **settings), which makes a model on an engine; `make.made` has the engines."""
     made: list[Engines] = []
 
-    def start(encoder, **settings) -> Model:
+    def start(encoder, **settings) -> Engine:
         options = Settings(**{"decode_threads": 2, "max_batch": 4, "stall_s": 60, **settings})
-        made.append(Engines("one", options, load=lambda _: encoder, weigh=lambda _: 0))
+        made.append(Engines("one", options, load=lambda _: encoder))
         return made[-1].get()
 
     start.made = made

@@ -20,7 +20,7 @@ from PIL import Image
 from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, Overloaded, RequestTooLarge, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import staging
-from serving.jobs import HIDDEN, JOB, JobRecords, PatientEmbedder, PatientModels
+from serving.jobs import HIDDEN, JOB, JobRecords, PatientEmbedder
 from serving.limits import Admission
 from serving.telemetry import Json, Metrics, Text
 
@@ -433,32 +433,6 @@ def test_images_that_are_too_large_together_are_sent_in_smaller_groups_and_in_or
 def test_an_image_that_is_too_large_alone_is_refused():
     with pytest.raises(RequestTooLarge):
         PatientEmbedder(Admitted(), lambda seconds: None).embed_each([Image.new("RGB", (101, 1))])  # type: ignore[arg-type]
-
-
-class Full:
-    """Models whose memory is full for some calls."""
-
-    default = "a"
-
-    def __init__(self, times: int) -> None:
-        self.times = times
-
-    def get(self, source=None) -> Admitted:
-        self.times -= 1
-        if self.times >= 0:
-            raise Overloaded("The memory for models is full.", 2.0)
-        return Admitted()
-
-    def by_fingerprint(self, fingerprint: str) -> Admitted | None:
-        """Load a known model again, as `Engines` does."""
-        return self.get() if fingerprint == "known" else None
-
-
-@pytest.mark.parametrize("get", [lambda models: models.get("a"), lambda models: models.by_fingerprint("known")])
-def test_a_model_without_memory_is_retried(get):
-    waited: list[float] = []
-    found = get(PatientModels(Full(3), waited.append))  # type: ignore[arg-type]
-    assert (len(found.embed_each([Image.new("RGB", (3, 1))])), waited) == (1, [2.0] * 3)
 
 
 def test_embedding_is_retried_while_the_engine_is_busy():
