@@ -20,7 +20,7 @@ from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes
-from nnclr_hub.store.folder import filters, rows, schema, verify
+from nnclr_hub.store.folder import rows, schema, verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.log import last_vector_change, read_changes
 from nnclr_hub.store.folder.resources import Resources
@@ -174,8 +174,7 @@ class EmbeddedCollection(Collection):
     ) -> dict[str, facets.Facet]:
         wanted, group = facets.check_facets(keys, limit, bins), parse(where)
         with self._files.connections.reader() as connection:
-            counts = filters.count_facets(connection, group, wanted)
-        return {key: facets.facet(key, *counted, limit, bins) for key, counted in counts.items()}
+            return self._files.facets.of(connection, group, wanted, limit, bins)
 
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
