@@ -26,10 +26,9 @@ import numpy as np
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
-from nnclr_hub.images.source import PackedImage, file_key
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Source, file_key
 
-ImageFile = Path | Tile | PackedImage
+ImageFile = Path | Source
 CHUNK = 512  # images between two commits
 TINY = 1e-12
 LOCK_TIMEOUT = 60.0  # seconds to wait while another program writes features of the same encoder

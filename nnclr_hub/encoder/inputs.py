@@ -14,8 +14,9 @@ from PIL import Image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.channels import ChannelImage
 from nnclr_hub.images.decode import DecodableImage
-from nnclr_hub.images.pool import LIGHT, TOGETHER, read_stored
+from nnclr_hub.images.pool import LIGHT, TOGETHER, read_packed
 from nnclr_hub.images.reading import MAX_CHANNELS
+from nnclr_hub.images.source import Source
 
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
     from torch import Tensor, nn
@@ -30,7 +31,7 @@ _GRAY = (np.uint8, np.uint16, np.int32, np.float32)  # types for which Pillow ha
 
 def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
     """Return several images as a list; raise InvalidRequest for a single image."""
-    one = isinstance(images, str | bytes | Path | Image.Image | ChannelImage) or (
+    one = isinstance(images, str | bytes | Path | Source | Image.Image | ChannelImage) or (
         isinstance(images, np.ndarray) and images.ndim < 4
     )
     if one or not isinstance(images, Iterable):
@@ -41,7 +42,7 @@ def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
 def as_source(image: ImageLike) -> DecodableImage:
     """Return one image in a form that `decode_image` takes; raise InvalidRequest for an array that is not one."""
     if not isinstance(image, np.ndarray):
-        return read_stored(image)
+        return read_packed(image)
     if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, like a TIFF of that type
         wider = np.int32 if np.can_cast(image.dtype, np.int32) else np.float32
         return Image.fromarray(image if image.dtype in _GRAY else image.astype(wider))
@@ -59,6 +60,8 @@ def weigh(image: ImageLike) -> int:
             return len(image) if isinstance(image, bytes) else os.path.getsize(image)
     except (OSError, ValueError):  # decoding reports the error
         return 0
+    if isinstance(image, Source):
+        return LIGHT + 1 if image.box is not None else image.size or LIGHT // TOGETHER
     return LIGHT // TOGETHER if hasattr(image, "read") else LIGHT + 1
 
 
