@@ -116,7 +116,7 @@ def find_images(given: Sequence[str | Path]) -> list[Source]:
 
 
 def list_places(given: Sequence[str | Path]) -> tuple[list[Place], list[Source]]:
-    """Return the folders and archives at the given paths, with those that have no image, and what `find_images` does."""
+    """Return the folders and archives at the given paths, with those without images, and what `find_images` returns."""
     listed = [found for place in find_places(given) for found in sources_at(place)]
     if not listed:
         raise NoImages(f"The list of paths is empty; {EXPECTED}.")
