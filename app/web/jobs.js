@@ -2,15 +2,11 @@
 import {finished, rest} from './api.js';
 import {button, count, keyed, make} from './dom.js';
 
-/** Shares of the progress at which the phases of a kind of job end; see STEPS in nnclr_hub/workbench/inspection/findings.py. @type {Record<string, [number, string][]>} */
-const PHASES = {inspection: [[0.09, 'Reading the images'], [0.45, 'Looking for copies'], [0.63, 'Checking the labels'], [0.9, 'Arranging the map'], [1, 'Writing the findings']],
-  comparison: [[0.5, 'Embedding the images'], [1, 'Fitting classifiers']]};
-
 /** What a job does now. @param {import('./api.js').Job} job */
 function phaseOf(job) {
   if (job.state === 'queued') return 'Waiting for other jobs';
-  const share = job.total ? job.done / job.total : 0, left = job.eta_s ? `, ${Math.ceil(job.eta_s)} s left` : '';
-  return PHASES[job.kind]?.find(([end]) => share <= end)?.[1] ?? (job.total ? `${job.done.toLocaleString('en')} of ${job.total.toLocaleString('en')}${left}` : 'Starting');
+  const left = job.eta_s ? `, ${Math.ceil(job.eta_s)} s left` : '';
+  return job.progress.phase ?? (job.total ? `${job.done.toLocaleString('en')} of ${job.total.toLocaleString('en')}${left}` : 'Starting');
 }
 
 /** A bar that only grows, with the phase of a job and a button that cancels it. @param {string} label */
