@@ -39,6 +39,7 @@ from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check
 from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.ingestion import embed_images, store_images
 from nnclr_hub.workbench.key_paths import patches_of
+from nnclr_hub.workbench.label_keys import LABEL_KEYS
 from nnclr_hub.workbench.metadata_keys import HASHES
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
@@ -135,6 +136,8 @@ class Workbench:
         Raises CollectionNotFound, or InvalidRequest if the name is an alias.
         """
         self.store.drop(name)
+        if not self.store.records.read_only:
+            self.store.records.delete(LABEL_KEYS, name)
         if self.originals is not None:
             self.originals.sweep()
 
