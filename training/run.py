@@ -268,6 +268,7 @@ def export_encoder(run: Run, about: Mapping[str, Any]) -> None:
             **about,
             **({"verdict": run.verdict.record} if run.verdict else {}),
         },
+        graph=False,
     )
 
 

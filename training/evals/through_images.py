@@ -234,6 +234,7 @@ def finetune(
         model_args=network.model_args,
         preprocessing=network.preprocessing,
         provenance={**about, "metrics": {name: round(value, 4) for name, value in found.items()}},
+        graph=False,
     )
     subject.made.append(folder)
     subject.console.print(f"the fine-tuned encoder is in {folder}", highlight=False)
