@@ -85,13 +85,6 @@ def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, 
         is_problem(client.put(f"/api/v1/collections/{wrong}", json={"dim": 4}), 422, "invalid_request")
 
 
-def test_invalid_aliases_are_refused(client, collection):
-    is_problem(client.put(f"{ALIASES}/photos", json={"collection": "photos"}), 409, "collection_exists")
-    is_problem(client.put(f"{ALIASES}/x", json={"collection": "nothing"}), 404, "collection_not_found")
-    is_problem(client.put(f"{ALIASES}/a  b", json={"collection": "photos"}), 422, "invalid_request")
-    is_problem(client.delete(f"{ALIASES}/nothing"), 404, "collection_not_found")
-
-
 @pytest.mark.parametrize("is_served", [False, True])
 def test_a_collection_of_another_encoder_is_a_conflict(client, server, image_files, is_served):
     """The error names the model of the collection and the next step, also if that model has new weights."""

@@ -7,10 +7,14 @@ import zipfile
 
 import numpy as np
 import pytest
+from rest_requests import ended
 from safetensors import safe_open
 
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe
+
+# ---- probes over REST: fitted in the background, described, used, exported, deleted
+
 
 PROBES = "/api/v1/probes"
 
@@ -117,31 +121,65 @@ def test_vectors_of_another_encoder_are_refused(client, pets):
     assert answer.status_code == 422
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        {},
-        {"ids": ["a"]},
-        {"collection": "album"},
-        {"vectors": [[1.0], [1.0, 2.0]]},
-        {"vectors": []},
-        {"images": ["???"]},
-        {"vectors": [[1.0]], "images": ["AAAA"]},
-        {"vectors": [[1.0]], "top": 0},
-        {"vectors": [[1.0]], "more": 1},
-    ],
-)
-def test_an_invalid_prediction_is_refused(client, pets, body):
-    answer = client.post(f"{PROBES}/pets/predict", json=body)
-    assert answer.status_code == 422, answer.text
-    assert answer.headers["content-type"] == "application/problem+json"
+# ---- fitting probes over REST: of a collection, of images that come with the request, of vectors
 
 
-def test_too_many_images_and_unknown_names_are_refused(client, pets):
-    assert client.post(f"{PROBES}/pets/predict", json={"images": ["AAAA"] * 129}).status_code == 413
-    assert client.post(f"{PROBES}/none/predict", json={"vectors": [[1.0]]}).json()["code"] == "probe_not_found"
-    answer = client.post(f"{PROBES}/pets/predict", json={"collection": "none", "ids": ["a"]})
-    assert answer.json()["code"] == "collection_not_found"
-    assert client.get(f"{PROBES}/none").status_code == 404
-    assert client.get(f"{PROBES}/none/export").status_code == 404
-    assert client.delete(f"{PROBES}/none").status_code == 404
+def test_an_existing_probe_is_replaced_only_if_requested(client, pets, photos_in):
+    body = {"name": "pets", "collection": photos_in, "field": "label"}
+    answer = client.post(PROBES, json=body)
+    assert (answer.status_code, answer.json()["code"]) == (409, "probe_exists")
+    before = client.get(f"{PROBES}/pets").json()
+    job = ended(client, client.post(PROBES, json={**body, "replace": True, "l2": before["l2"]}))
+    assert job["state"] == "done"
+    after = client.get(f"{PROBES}/pets").json()
+    assert after["created"] > before["created"]
+
+
+def test_two_fits_of_one_name_at_once_keep_the_first(client, photos_in):
+    body = {"name": "twice", "collection": photos_in, "field": "label"}
+    answers = [client.post(PROBES, json={**body, "l2": l2}) for l2 in (1.0, 2.0)]
+    if answers[1].status_code == 409:  # the first was quick
+        answers.pop()
+    states = [ended(client, answer) for answer in answers]
+    assert states[0]["state"] == "done"
+    for late in states[1:]:
+        assert (late["state"], late["error"]["code"], late["error"]["status"]) == ("failed", "probe_exists", 409)
+    assert client.delete(f"{PROBES}/twice").status_code == 204
+
+
+def test_an_unknown_field_is_refused_with_the_existing_ones(client, photos_in):
+    answer = client.post(PROBES, json={"name": "x", "collection": photos_in, "field": "lable"})
+    assert answer.status_code == 422
+    assert "label" in answer.json()["detail"]
+    assert "pixel_sha256" in answer.json()["detail"]
+    only = {"must": [{"key": "label", "match": "cat"}]}
+    job = ended(
+        client, client.post(PROBES, json={"name": "x", "collection": photos_in, "field": "label", "where": only})
+    )
+    assert job["state"] == "failed"
+    assert "cat" in job["error"]["detail"]
+    job = ended(client, client.post(PROBES, json={"name": "x", "collection": photos_in, "field": "n"}))
+    assert job["error"]["code"] == "invalid_request"
+    assert client.get(f"{PROBES}/x").status_code == 404
+
+
+def test_a_probe_of_vectors_with_several_labels_each(client):
+    rng = np.random.default_rng(0)
+    truth = rng.random((80, 3)) < 0.4
+    vectors = truth @ np.eye(3, 6) * 4 + rng.normal(0, 0.3, (80, 6)) + 0.5
+    names = ["red", "round", "small"]
+    items = [
+        {"vector": [float(x) for x in vector], "label": [name for name, there in zip(names, row, strict=True) if there]}
+        for vector, row in zip(vectors, truth, strict=True)
+    ]
+    job = ended(client, client.post(PROBES, json={"name": "traits", "items": items}))
+    assert job["state"] == "done", job
+    probe = client.get(f"{PROBES}/traits").json()
+    assert (probe["several"], probe["classes"], probe["model"]) == (True, names, "")
+    assert probe["scores"]["map11"] > 0.8
+    assert [one["rows"] for one in probe["per_class"]] == truth.sum(axis=0).tolist()
+    answer = client.post(f"{PROBES}/traits/predict", json={"vectors": [one["vector"] for one in items]}).json()
+    found = [set(entry["labels"]) for entry in answer["results"]]
+    right = sum(one == set(item["label"]) for one, item in zip(found, items, strict=True))
+    assert right > 70
+    client.delete(f"{PROBES}/traits")

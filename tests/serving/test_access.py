@@ -5,12 +5,19 @@ import hashlib
 
 import pytest
 from access_control_requests import READER, WRITER, ask, bearer, control_of, send_request
+from pydantic import SecretStr
 from starlette.responses import PlainTextResponse
 
 from nnclr_hub.errors import InvalidRequest
 from serving.access import AccessControl, AccessRules
-from serving.routes import ROUTERS
+from serving.keys import READ, WRITE, Keys
+from serving.openapi import document
+from serving.routes import PAGES, ROUTERS
+from serving.routes.router import Router
 from serving.settings import Settings
+
+# ---- access control without a server: keys, scopes, hosts and origins
+
 
 # ---- settings at startup
 
@@ -198,3 +205,148 @@ def test_every_response_has_the_security_headers():
         assert "default-src 'none'" in headers["content-security-policy"]
         assert "frame-ancestors 'none'" in headers["content-security-policy"]
         assert "server" not in headers
+
+
+# ---- aPI keys: their forms, invalid keys, and that no error message contains a secret
+
+
+SECRET = "b3RoZXIga2V5cyBhcmUg"
+
+
+def secrets(*texts: str) -> tuple[SecretStr, ...]:
+    return tuple(map(SecretStr, texts))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (SECRET, "read-1"),
+        (f"phone:{SECRET}", "phone"),
+        (f"sha256:{hashlib.sha256(SECRET.encode()).hexdigest()}", "read-1"),
+        (f"phone:sha256:{hashlib.sha256(SECRET.encode()).hexdigest().upper()}", "phone"),
+    ],
+)
+def test_a_key_is_found_in_each_form(text, name):
+    key = Keys(secrets(text)).find(SECRET)
+    assert key is not None
+    assert (key.name, key.scopes) == (name, ("read",))
+    for wrong in ("", SECRET[:-1], SECRET + "x", text if text != SECRET else "x", "ключ", "\udcff"):
+        assert Keys(secrets(text)).find(wrong) is None
+
+
+def test_the_hash_is_not_accepted_as_the_key():
+    """Someone who reads the environment cannot use a hash."""
+    digest = hashlib.sha256(SECRET.encode()).hexdigest()
+    keys = Keys(secrets(f"sha256:{digest}"))
+    assert keys.find(digest) is None
+    assert keys.find(f"sha256:{digest}") is None
+
+
+def test_a_key_for_both_scopes_may_write():
+    for keys in (Keys(secrets(SECRET), secrets(SECRET)), Keys((), secrets(f"ci:{SECRET}"))):
+        key = keys.find(SECRET)
+        assert key is not None
+        assert key.scopes == ("read", "write")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("short", "too easy"),
+        ("ci:short", "too easy"),
+        ("a" * 40, "too easy"),
+        ("", "too easy"),
+        ("sha256:1234", "64 hexadecimal digits"),
+        (f"my key:{SECRET}", "name"),
+        (f":{SECRET}", "name"),
+        (f"ci:{SECRET} x", "space"),
+        (f"ci:{SECRET}\n", "space"),
+        (f"ci:{SECRET}é", "ASCII"),
+    ],
+)
+def test_an_invalid_key_is_refused_without_being_shown(text, part):
+    with pytest.raises(InvalidRequest, match=part) as caught:
+        Keys(secrets(text))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_keys_file(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\nread phone:{SECRET}  # of the app\n\nwrite ci:{SECRET[::-1]}\n")
+    keys = Keys(file=file)
+    assert len(keys) == 2
+    writer = keys.find(SECRET[::-1])
+    assert writer is not None
+    assert writer.name == "ci"
+    for text, part in (("", "no keys"), (f"admin {SECRET}", "Line 1"), (f"{SECRET}\n", "Line 1")):
+        file.write_text(text)
+        with pytest.raises(InvalidRequest, match=part) as caught:
+            Keys(file=file)
+        assert SECRET not in str(caught.value)
+    with pytest.raises(InvalidRequest):
+        Keys(file=tmp_path / "missing")
+
+
+# ---- the access that routes declare
+
+
+RULES = AccessRules((*ROUTERS, *PAGES))
+# a POST, PUT or DELETE that changes nothing is listed here too
+READ_BY_BODY = {
+    ("POST", "/v1/embeddings"),
+    ("POST", "/embed"),
+    ("POST", "/api/v1/embed"),
+    ("POST", "/api/v1/attention"),
+    ("POST", "/api/v1/collections/{name}/search"),
+    ("POST", "/api/v1/collections/{name}/search/batch"),
+    ("POST", "/api/v1/collections/{name}/lookup"),
+    ("POST", "/api/v1/collections/{name}/facets"),
+    ("POST", "/api/v1/collections/{name}/thumbnails"),
+    ("POST", "/api/v1/probes/{name}/predict"),
+}
+KEYLESS = {"/healthz", "/readyz", "/health"}
+
+
+def test_only_the_listed_routes_need_less_than_their_method_suggests():
+    for path, methods in document()["paths"].items():
+        for method in map(str.upper, methods):
+            scope = RULES.of(method, path).scope
+            expected = READ if method == "GET" or (method, path) in READ_BY_BODY else WRITE
+            assert scope == (None if path in KEYLESS else expected), (method, path)
+
+
+def test_a_route_without_declared_access_stops_the_start():
+    router = Router()
+
+    @router.on("GET", "/open", READ)
+    def open_route() -> None: ...
+
+    assert AccessRules([router]).of("HEAD", "/open").scope == READ
+
+    @router.get("/forgotten")
+    def forgotten_route() -> None: ...
+
+    with pytest.raises(TypeError, match="/forgotten"):
+        AccessRules([router])
+
+
+@pytest.mark.parametrize("name", ["search", "embed", "embeddings", "predict", "v1", "healthz", "login"])
+def test_no_name_turns_a_write_into_a_read(name):
+    for method, path in (
+        ("POST", f"/api/v1/collections/{name}/items"),
+        ("PUT", f"/api/v1/collections/{name}"),
+        ("DELETE", f"/api/v1/collections/{name}"),
+        ("DELETE", f"/api/v1/collections/x/items/{name}"),
+        ("POST", f"/api/v1/collections/x/items/{name}"),
+        ("POST", f"/api/v1/collections/{name}/snapshot"),
+        ("POST", f"/api/v1/probes/{name}"),
+        ("PUT", f"/api/v1/collections/x/{name}"),
+        ("POST", f"/v1/{name}x"),
+        ("POST", f"//v1/{name}"),
+        ("POST", f"/v1/{name}/"),
+        ("POST", f"/v1/{name}\n"),
+        ("PATCH", f"/v1/{name}"),
+        ("BREW", "/app/x"),
+        ("POST", "/app/x"),
+    ):
+        assert RULES.of(method, path).scope == WRITE, path

@@ -1,16 +1,119 @@
-"""Attention over REST: the maps of the library in three formats, and the errors."""
+"""Attention maps: from the models of a server, and over REST."""
 
+import asyncio
 import base64
 import io
 import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
 from rest_requests import as_text, is_problem
+from waiting import until
 
-from nnclr_hub import Box, Point, load_encoder
+from nnclr_hub import Box, ImageError, Point, load_encoder
 from nnclr_hub.encoder.attention import AttentionSettings
+from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestTooLarge
+from serving import engine
+from serving.engine import Engine
+from serving.models import Engines
+from serving.settings import Settings
+
+# ---- attention maps from a server's model: the same as the encoder's own
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return load_encoder("random:test_vit", device="cpu")
+
+
+@pytest.fixture
+def make() -> Iterator:
+    """Return make(encoder, **settings), which makes a model on an engine; `make.made` has the engines."""
+    made: list[Engines] = []
+
+    def start(encoder, **settings) -> Engine:
+        options = Settings(**{"decode_threads": 2, "max_batch": 4, "stall_s": 60, **settings})
+        made.append(Engines("one", options, load=lambda _: encoder))
+        return made[-1].get()
+
+    start.made = made
+    yield start
+    for engines in made:
+        engines.close(0.2)
+
+
+def attend(served, image, query=None, *, target=None, **settings):
+    """Return the map of the image or target, or the maps of a list of targets."""
+    targets = [] if target is None else target if isinstance(target, list) else [target]
+    maps = asyncio.run(served.attention_maps_async(AttentionSettings(query, **settings), image, targets))
+    return maps if isinstance(target, list) else maps[0]
+
+
+def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, image_files):
+    served, want = make(vit), vit.embed(image_files[:3])
+    row = vit.attention(image_files[0]).values
+    with ThreadPoolExecutor(6) as pool:
+        maps = [pool.submit(attend, served, image_files[0]) for _ in range(6)]
+        vectors = [pool.submit(served.embed_each, image_files[:3]) for _ in range(6)]
+        for one in maps:
+            np.testing.assert_allclose(one.result().values, row, atol=1e-6)
+        for one in vectors:
+            np.testing.assert_allclose(one.result(), want, atol=1e-5)
+
+
+def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, image_files):
+    served = make(vit, attention_side=512)
+    for settings, targets in ((AttentionSettings(head=99), []), (AttentionSettings(), [b""] * 7)):
+        with pytest.raises(InvalidRequest):
+            asyncio.run(served.attention_maps_async(settings, b"not an image", targets))
+    with pytest.raises(InvalidRequest):
+        attend(served, image_files[0], Box(0, 0, 65, 64))
+    with pytest.raises(ImageError, match="number 1"):
+        attend(served, image_files[0], target=[image_files[1], b"bad"])
+
+
+def test_the_server_limits_the_side_of_the_input(make, vit):
+    large = Image.new("RGB", (900, 600), "red")
+    assert attend(make(vit, attention_side=512), large).input_size == (512, 336)
+    assert attend(make(vit), large, max_side=448).input_size == (448, 304)
+
+
+def test_too_many_pixels_together_are_refused(make, vit, monkeypatch):
+    monkeypatch.setattr(engine, "MAX_TOTAL_PIXELS", 3 * 64 * 64)
+    served, image = make(vit), Image.new("RGB", (64, 64), "red")
+    assert len(attend(served, image, target=[image, image])) == 2
+    with pytest.raises(RequestTooLarge):
+        attend(served, image, target=[image] * 3)
+
+
+def test_attention_needs_permits_and_has_a_deadline(make, vit, image_files):
+    served = make(vit, capacity=2)
+    with pytest.raises(RequestTooLarge):
+        attend(served, image_files[0], target=image_files[1:3])
+    (engines,) = make.made
+    hold, forward = threading.Event(), vit.forward_crops
+    vit.forward_crops = lambda crops: (hold.wait(120), forward(crops))[1]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(served.embed_each, image_files[:1])
+            until(lambda: engines.in_work)
+            with pytest.raises(DeadlineExceeded):
+                asyncio.run(served.attention_maps_async(AttentionSettings(), image_files[0], deadline_s=0.05))
+            with pytest.raises(Overloaded):
+                attend(served, image_files[0], target=image_files[1])
+            hold.set()
+            busy.result()
+    finally:
+        vit.forward_crops = forward
+    until(lambda: engines.in_work == 0)
+
+
+# ---- attention over REST: the maps of the library in three formats, and the errors
+
 
 PATH = "/api/v1/attention"
 VIT = "random:test_vit"
@@ -18,7 +121,7 @@ NPY, PNG = {"Accept": "application/x-npy"}, {"Accept": "image/png"}
 
 
 @pytest.fixture(scope="module")
-def vit(server):
+def served_vit(server):
     """Serve a vision transformer in addition to the default ResNet."""
     server.engines.get(VIT)
     return load_encoder(VIT, device="cpu")
@@ -100,8 +203,8 @@ def test_maps_of_several_targets_share_a_scale(client, encoder, image_files, pho
     is_problem(drawn, 422, "invalid_request")
 
 
-def test_the_encoder_is_the_named_one_or_that_of_the_collection(client, server, vit, image_files, encoder):
-    row = vit.attention_maps(AttentionSettings(head=1, threshold=0.6), image_files[0])[0]
+def test_the_encoder_is_the_named_one_or_that_of_the_collection(client, server, served_vit, image_files, encoder):
+    row = served_vit.attention_maps(AttentionSettings(head=1, threshold=0.6), image_files[0])[0]
     answer = client.post(PATH, **form(image_files[0], model=VIT, head=1, threshold=0.6)).json()
     assert answer["model"] == VIT
     [found] = answer["maps"]
@@ -120,34 +223,6 @@ def test_the_encoder_is_the_named_one_or_that_of_the_collection(client, server, 
         client.delete("/api/v1/collections/seen")
     is_problem(client.post(PATH, **form(image_files[0], collection="seen")), 404, "collection_not_found")
     is_problem(client.post(PATH, **form(image_files[0], model="other")), 404, "unknown_model")
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        {"box": [0, 0, 65, 64]},
-        {"box": [8, 8, 8, 20]},
-        {"point": [64, 3]},
-        {"point": [1, 2], "box": [0, 0, 9, 9]},
-        {"head": 0},
-        {"threshold": 0.5},
-        {"model": VIT, "head": 3},
-        {"model": VIT, "head": -1},
-        {"model": VIT, "threshold": 0},
-        {"model": VIT, "threshold": 0.5, "point": [1, 2]},
-        {"model": "random:test_convnext"},
-        {"max_side": 1025},
-        {"max_side": 10},
-        {"opacity": 1.5},
-        {"similarity": "l2"},
-        {"point": [1]},
-        {"pint": [1, 2]},
-        {"image": "YQ=="},
-    ],
-)
-def test_an_invalid_attention_query_is_refused(client, server, vit, image_files, query):
-    server.engines.get("random:test_convnext")
-    is_problem(client.post(PATH, **form(image_files[0], **query)), 422, "invalid_request")
 
 
 @pytest.mark.parametrize(
@@ -172,20 +247,6 @@ def test_tiny_and_narrow_images_have_maps(client, size):
     answer = client.post(PATH, files=[("image", ("x", png(Image.new("RGB", size))))], headers={"Accept": "image/png"})
     assert answer.status_code == 200
     assert Image.open(io.BytesIO(answer.content)).size == size
-
-
-def test_too_much_is_refused(client, image_files):
-    assert client.post(PATH, **form(image_files[0], image_files[1:7])).status_code == 200
-    for send in (form, body):
-        is_problem(client.post(PATH, **send(image_files[0], image_files[1:8])), 422, "invalid_request")
-    two = [("image", ("x", image_files[0].read_bytes()))] * 2
-    is_problem(client.post(PATH, files=two), 413, "request_too_large")
-    is_problem(client.post(PATH, json={"target": []}), 422, "invalid_request")
-    is_problem(client.post(PATH, json={"image": "***"}), 422, "invalid_request")
-    is_problem(client.post(PATH, files=[("target", ("x", b"y"))]), 422, "invalid_request")
-    is_problem(client.post(PATH, content=b"x", headers={"Content-Type": "image/png"}), 415, "unsupported_media_type")
-    drawn = client.post(PATH, headers=NPY, **form(image_files[0], with_png=True))
-    is_problem(drawn, 422, "invalid_request")
 
 
 def test_the_pngs_of_a_json_response_are_limited(client, image_files, monkeypatch):
