@@ -13,9 +13,8 @@ import pytest
 import torch
 from packed_batches import packed_batches
 
-from nnclr_hub.method import METHODS, Gather, Learner, SupportSet
+from nnclr_hub.method import METHODS, Gather, Learner, SupportSet, random_directions
 from nnclr_hub.method import learner as nnclr_learner
-from nnclr_hub.method.lejepa import random_directions
 from training.assemble import Tables, build_learner, place_learner
 from training.data.augment import change_all, colors_and_blur, make_view, make_views
 from training.data.batches import Batches, SideStream

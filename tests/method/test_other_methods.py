@@ -8,9 +8,15 @@ import torch
 from scipy.integrate import quad
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
-from nnclr_hub.method.lejepa import lejepa_loss, random_directions, sigreg
-from nnclr_hub.method.relation import relation_loss
+from nnclr_hub.method import (
+    Prototypes,
+    lejepa_loss,
+    random_directions,
+    relation_loss,
+    sigreg,
+    sinkhorn,
+    swapped_prediction,
+)
 
 
 def unit(x: torch.Tensor) -> torch.Tensor:
