@@ -24,9 +24,9 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
-from .data.datasets import ImageFiles, evaluation_sets, training_files
+from .data.image_index import training_files
 from .data.named_sets import find_data
-from .evaluation import table_set
+from .evals.task import Part, evaluation_sets, table_set
 from .pretrain import pretrain
 from .recipes import Recipe
 from .report import write_report
@@ -115,7 +115,7 @@ def for_data(
     data: Sequence[str | Path],
     device: str | None,
     console: Console,
-    labeled: ImageFiles | None = None,
+    labeled: Part | None = None,
 ) -> Recipe:
     """Apply `auto`, and limit queue and batch to the number of images, so that rows differ only as they state.
 

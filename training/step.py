@@ -22,8 +22,7 @@ from nnclr_hub.errors import OutOfMemory
 from nnclr_hub.method import Step, momentum_at
 
 from .data.augment import make_views
-from .data.batches import Batch
-from .data.order import seed_of
+from .data.batches import Batch, seed_of
 from .distributed import share_gradients
 from .graph import Part, Recorder, StepGraph, recorder_for, why_eager
 from .monitor import Metrics, measure_step

@@ -15,12 +15,12 @@ from packed_batches import packed_batches
 
 from nnclr_hub.method import METHODS, Gather, Learner, SupportSet, random_directions
 from nnclr_hub.method import learner as nnclr_learner
-from training.assemble import Tables, build_learner, place_learner
 from training.data.augment import change_all, colors_and_blur, make_view, make_views
 from training.data.batches import Batches, SideStream
 from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks
 from training.monitor import rankme
+from training.network import Tables, build_learner, place_learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.run import Run

@@ -49,18 +49,18 @@ def test_a_lookup_by_maxima_of_pieces_equals_one_of_all_rows(kind, queue, monkey
     exact = F.normalize(z.double(), dim=1) @ support.queue.double().T
     monkeypatch.setattr(neighbors_module, "CPU_PIECE", 24 * 7)
     monkeypatch.setattr(neighbors_module, "multiplies_bf16", lambda: kind == torch.bfloat16)
-    for given in (ids, None):
-        want = support.lookup(z, given)
+    for known in (ids, None):
+        want = support.lookup(z, known)
         with monkeypatch.context() as patch:
             patch.setattr(neighbors_module, "LEAST_PRUNED", 0)
-            found = support.lookup(z, given)
+            found = support.lookup(z, known)
         torch.testing.assert_close(found.similarity, want.similarity, atol=1e-6, rtol=0)
         chosen, best = (exact.gather(1, one.index[:, None]) for one in (found, want))
         torch.testing.assert_close(chosen, best, atol=3e-7, rtol=0)  # float32 adds in another order
         if queue in ("random", "trained"):
             assert torch.equal(found.index, want.index)
             assert torch.equal(found.own, want.own)
-            assert found.own.any() == (given is not None and queue == "trained")
+            assert found.own.any() == (known is not None and queue == "trained")
 
 
 def test_without_any_allowed_row_there_is_no_neighbor(monkeypatch):
@@ -225,7 +225,9 @@ def test_a_soft_neighbor_is_the_mean_of_the_queue_weighted_by_similarity(monkeyp
     mean = weight @ support.queue.double() / weight.sum(1, keepdim=True)
     want = F.normalize(mean, dim=1)
     own = ids[:, None] == support.ids[None]
-    got = neighbors_module.soft_nearest(F.normalize(z, dim=1), support.queue, temperature, lambda queries, rows: own[queries, rows])
+    got = neighbors_module.soft_nearest(
+        F.normalize(z, dim=1), support.queue, temperature, lambda queries, rows: own[queries, rows]
+    )
     torch.testing.assert_close(got, mean.float(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(support.lookup(z, ids=ids).embeddings, want.float(), atol=1e-5, rtol=1e-4)
 

@@ -13,11 +13,11 @@ from packed_batches import packed_batches
 from pretended_gpu import PretendedGPU
 
 from nnclr_hub.method import Gather, SupportSet
-from training.assemble import build_learner
 from training.data.augment import make_view
 from training.data.batches import SideStream
 from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks
+from training.network import build_learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.run import Run

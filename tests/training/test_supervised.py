@@ -11,10 +11,19 @@ from sklearn.linear_model import LogisticRegression
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest
 from training import checkpoint
-from training.evals import classifier
-from training.evals.classifier import Classifier, ClassifierPlan, ClassifierTrainer, Images, _step
+from training.evals import supervised as classifier
+from training.evals.supervised import (
+    Classifier,
+    ClassifierPlan,
+    ClassifierTrainer,
+    Images,
+    _step,
+    finetune,
+    linear_images,
+    semi_supervised,
+    stratified,
+)
 from training.evals.task import Part, Task, read_task
-from training.evals.through_images import finetune, linear_images, semi_supervised, stratified
 from training.interrupt import Interrupted
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)

@@ -15,7 +15,7 @@ from nnclr_hub.images.listing import find_images
 from nnclr_hub.images.source import PackedImage
 from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.inspection.subject import inspected_files
-from training.data.datasets import training_files
+from training.data.image_index import training_files
 from training.evals.task import read_task
 
 KINDS = ("folder", "zip", "tar")

@@ -23,9 +23,18 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .crop_boxes import CROP_NUMBERS, crop_boxes
-from .jitter import jitter_all, jitter_rows
-from .pixel_ops import blur_matrix, gaussian_blur, gray, grayscale, products, resized_crop, solarize
+from .cutting import CROP_NUMBERS, crop_boxes
+from .pixel_ops import (
+    blur_matrix,
+    gaussian_blur,
+    gray,
+    grayscale,
+    jitter_all,
+    jitter_rows,
+    products,
+    resized_crop,
+    solarize,
+)
 from .views import View
 
 LEAST = 2.0  # minimum side of a crop in pixels of a stored copy

@@ -22,9 +22,7 @@ from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.metrics import retrieval as rank
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
-from .features import Features
-from .score import Score, accuracy
-from .task import metric_values
+from .features import Features, Score, accuracy, metric_values
 
 K = 20
 TEMPERATURE = 0.07

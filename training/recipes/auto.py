@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .imagenet import BEST
-from .preset import Preset
-from .recipe import Recipe
+from .recipe import Preset, Recipe
 from .small import CIFAR10_RESNET18, SMALL, SMALL_CPU
 
 TINY = 40  # pixels of the short side up to which a stem for photographs loses nearly everything
