@@ -138,7 +138,6 @@ def for_data(
 def _check_data(
     recipes: Sequence[Recipe], data: Sequence[str | Path], labels: LabelTable | Path | None, console: Console
 ) -> None:
-    """Check the data before the first row for everything that would stop a later row."""
     folders = find_data(data, console)
     if any(recipe.pick == "oracle" for recipe in recipes):
         require_labels(training_files(folders).labels)

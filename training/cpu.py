@@ -199,7 +199,6 @@ convolve.register_autograd(_gradients, setup_context=_save)
 
 
 def _rows(weight: Tensor) -> Tensor:
-    """Return (O, k k C): a view if the weights are channels_last."""
     return weight.permute(0, 2, 3, 1).reshape(len(weight), -1)
 
 

@@ -120,11 +120,7 @@ class Ranks:
         return found[0]
 
     def require_equal(self, **values: object) -> None:
-        """Check that all ranks have the same values.
-
-        Raises:
-            InvalidRequest: names the value that differs; on several machines a folder may not be shared.
-        """
+        """Check that all ranks have the same values."""
         if self.world == 1:
             return
         everywhere: list[Any] = [None] * self.world
@@ -186,10 +182,6 @@ def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
     Args:
         device: "cpu", "cuda" or "cuda:1"; default the GPU if there is one, a separate GPU for each rank.
         minutes: after which an operation of all ranks fails because one of them does not take part.
-
-    Raises:
-        InvalidRequest: another launcher started the processes, and variables are missing.
-        TrainingError: the other ranks cannot be reached any more; see `Ranks.losses_named`.
     """
     chosen = str(find_device(device))
     if ":" in chosen:  # else pinned memory, among others, would take memory of the first GPU
@@ -239,11 +231,7 @@ def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
 
 
 def _own_gpu(local_rank: int) -> int:
-    """Return the GPU of a process; Slurm may show each process its own GPU alone.
-
-    Raises:
-        InvalidRequest: more processes than GPUs on this machine.
-    """
+    """Return the GPU of a process; Slurm may show each process its own GPU alone."""
     count = torch.cuda.device_count()
     if count > 1 and local_rank >= count:
         raise InvalidRequest(f"This machine has {count} GPUs, and a process number {local_rank + 1}; start fewer.")

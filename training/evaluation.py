@@ -93,9 +93,6 @@ class LabeledSet:
         images: digest of the images that the set is scored with.
         tested: number of images that are scored; 0 on other ranks than the first.
         split: see Task.
-
-    Raises:
-        NoImages: none of the images of a part can be read.
     """
 
     def __init__(
@@ -166,7 +163,6 @@ def _crops(part: Part, transform: EvalTransform, ranks: Ranks, progress: Callabl
 
 
 def _whole(shares: Sequence[Share]) -> PartFeatures:
-    """Put the images of all processes in the order of the part."""
     shares = [one for one in shares if len(one.labels)]
     numbers, features, labels = (np.concatenate(columns) for columns in zip(*shares, strict=True))
     order = np.argsort(numbers)

@@ -109,11 +109,7 @@ def build_learner(recipe: Recipe, tables: Tables = Tables()) -> Learner:
 
 
 def _objective(name: str) -> Objective | None:
-    """Return the objective of a plug-in; None for those of the methods.
-
-    Raises:
-        InvalidRequest: it does not take the arguments of an objective.
-    """
+    """Return the objective of a plug-in; None for those of the methods."""
     found = OBJECTIVES.get(name)
     if found is not None:
         try:
@@ -144,12 +140,7 @@ def place_learner(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
 
 
 def check_network(recipe: Recipe) -> None:
-    """Build the backbone on the meta device, without memory for weights, to find errors early.
-
-    Raises:
-        UnknownModel: an unknown architecture.
-        InvalidRequest: an architecture that does not accept these settings.
-    """
+    """Build the backbone on the meta device, without memory for weights, to find errors early."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         backbone = _backbone(recipe)
     patches = getattr(backbone, "patch_embed", None)
@@ -261,12 +252,7 @@ class InitialEncoder:
 
 
 def find_initial_encoder(source: str) -> InitialEncoder:
-    """Resolve a source.
-
-    Raises:
-        InvalidRequest: untrained weights, or an architecture that no recipe can describe.
-        ModelError: see `hub.sources.resolve`.
-    """
+    """Resolve a source."""
     if (Path(source) / "run.json").is_file() and (Path(source) / "encoder").is_dir():
         raise InvalidRequest(f"--init {source} is a run folder; use its encoder, {Path(source) / 'encoder'}.")
     found = resolve(source)
@@ -292,11 +278,7 @@ def find_initial_encoder(source: str) -> InitialEncoder:
 
 
 def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
-    """Return the recipe with the encoder's network, channels and transform; --set must not name a different network.
-
-    Raises:
-        InvalidRequest: --set names a different network, or channels to which the weights cannot be adapted.
-    """
+    """Return the recipe with the encoder's network, channels and transform; --set must not name a different network."""
     theirs_in = start.preprocessing.in_chans
     transform = {
         "eval_interpolation": start.preprocessing.interpolation,
@@ -345,10 +327,6 @@ def load_initial_encoder(learner: Learner, start: InitialEncoder, console: Conso
 
     Args:
         in_chans: number of channels of the run.
-
-    Raises:
-        WeightsMismatch: the weights do not fit.
-        ModelFilesMissing: timm's weights are not available.
     """
     side = input_side(learner.backbone)
     if start.folder is None:

@@ -110,11 +110,11 @@ class Recorder:
         run, ranks = self._run, self._run.ranks
         self._monitor.collect()
         z = ranks.gather(result.z1)
-        facts = [peak_memory_mb(ranks.where), len(run.batches.unreadable)]
+        facts = [peak_memory_mb(ranks.where), len(run.batches.pixels.unreadable)]
         of_ranks = ranks.gather(torch.tensor([facts], dtype=torch.float64, device=ranks.where))
         peak, unreadable = of_ranks[:, 0].max().item(), 0
         if of_ranks[:, 1].any():  # several ranks may have met the same image
-            unreadable = len(set().union(*ranks.collect(set(run.batches.unreadable)) or ()))
+            unreadable = len(set().union(*ranks.collect(set(run.batches.pixels.unreadable)) or ()))
         extra = {**self._chance, "peak_memory_mb": peak, **({"unreadable": unreadable} if unreadable else {})}
         line = self._monitor.log(run.step, run.epoch, lr=result.lr, rankme=rankme(z) if ranks.first else 0.0, **extra)
         if not ranks.first:

@@ -95,7 +95,6 @@ def _about(run: Path) -> dict[str, Any]:
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with their parents' names if those are not unique."""
     resolved = [run.resolve() for run in runs]
     short = [run.name for run in resolved]
     return short if len(set(short)) == len(short) else ["/".join(run.parts[-2:]) for run in resolved]
@@ -145,7 +144,6 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
 
 
 def _with_interval(score: float, tested: int) -> str:
-    """Return an accuracy with half of its 95% interval, by the normal approximation."""
     if not tested:
         return f"{score:.3f}"
     return f"{score:.3f} ± {1.96 * (score * (1 - score) / tested) ** 0.5:.3f}"

@@ -130,7 +130,6 @@ def export(
 def _select_parts(
     run: Path, source: Path, encoder: str | None, *, support_set: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the provenance of the model folder, and the tensors that `export_run` takes from the checkpoint."""
     about = dict(read_config(source).nnclr)
     parts: dict[str, Any] = {}
     if encoder is not None and encoder != about.get("encoder", ONLINE):
@@ -143,7 +142,6 @@ def _select_parts(
 
 
 def _other_network(run: Path, encoder: str) -> dict[str, Any]:
-    """Return weights and heads of the network that the run did not export."""
     if encoder not in PLACES:
         raise InvalidRequest(f"encoder must be one of {', '.join(PLACES)}; got {encoder!r}.")
     learner = _learner(run, f"its {encoder} weights")

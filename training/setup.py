@@ -95,9 +95,6 @@ class Setup:
             choose_start: let `auto` choose the encoder to start from.
             labels: the table with the columns that guide neighbors.
             teacher: the encoder that the recipe names, if it is not a source.
-
-        Raises:
-            NoImages, NoRoom, InvalidRequest, UnknownModel.
         """
         where = ranks.where
         _set_up_device(where)
@@ -165,12 +162,7 @@ class Setup:
 
 
 def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, console: Console) -> Recipe:
-    """Shrink the batch so that an epoch has at least four steps, and the queue to the number of images.
-
-    Raises:
-        NoImages: too few images to learn from.
-        InvalidRequest: an option needs labels and the data has none, or the ranks cannot share the batch.
-    """
+    """Shrink the batch so that an epoch has at least four steps, and the queue to the number of images."""
     require_images(images, world, "readable images")
     if recipe.pick == "oracle":
         require_labels(labels)
@@ -306,7 +298,6 @@ def _warn_of_enlarged(recipe: Recipe, sizes: np.ndarray, console: Console) -> No
 
 
 def _decode(files: ImageIndex, recipe: Recipe, console: Console) -> ImagePack:
-    """Decode the images and list those that cannot be read."""
     with bar(console, "decoding") as advance:
         reading, channels = recipe.preprocessing.reading, recipe.in_chans
         pack = build_pack(files, recipe.pack_size, reading=reading, channels=channels, progress=advance)
@@ -325,7 +316,6 @@ def _order(files: ImageIndex, recipe: Recipe) -> Order:
 
 
 def _originals(files: ImageIndex, recipe: Recipe, order: Order, ranks: Ranks) -> Originals:
-    """Start the processes that decode the original images of this rank."""
     pixels_of_image = sum(view.size**2 for view in recipe.views_at(1.0)) * recipe.in_chans
     return Originals(
         files,

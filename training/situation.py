@@ -170,9 +170,6 @@ def measure_cues(labeled: Part, console: Console, reading: ImageReading = PLAIN)
 
     Returns:
         None with fewer than two classes, or fewer images than folds of the cross-validation.
-
-    Raises:
-        NoImages: none of the images can be read.
     """
     known = np.flatnonzero(labeled.labels >= 0)
     sample = labeled.keep(np.sort(np.random.default_rng(0).permutation(known)[:LABELED]))

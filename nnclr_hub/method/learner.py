@@ -184,7 +184,6 @@ def _over_pairs(compare: Callable[[int, Tensor], Tensor], targets: int, predicti
 
 
 def _pairs(compare: Callable[[Learner, Tensor, Tensor], Tensor]) -> Callable[[Learner, Batch, Targets], Tensor]:
-    """Compare the target of each large view with the predictions (V, B, D) of all other views."""
     return lambda learner, batch, targets: _over_pairs(
         lambda i, others: compare(learner, targets.of[i], others), len(targets.of), batch.p
     )

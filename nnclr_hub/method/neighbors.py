@@ -67,7 +67,6 @@ def _pieces(z: Tensor, queue: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _masked(similarity: Tensor, mask: Mask | None, piece: slice) -> Tensor:
-    """Set the similarity of excluded pairs to -inf, in place."""
     return similarity if mask is None else similarity.masked_fill_(mask(ALL, piece), -torch.inf)
 
 

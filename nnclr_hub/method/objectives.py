@@ -84,7 +84,6 @@ def info_nce(
 
 
 def _cross_entropy(rows: Tensor, columns: Tensor, temperature: float, gather: Gather) -> Tensor:
-    """Compute the cross-entropy of each row over the columns of all ranks: (..., B, D) x (..., B, D) -> scalar."""
     everyone = gather.with_gradient(columns.transpose(0, -2)).transpose(0, -2)  # (..., world B, D)
     logits = rows @ everyone.mT / temperature  # (..., B, world B)
     own = torch.arange(rows.shape[-2], device=rows.device) + gather.rank * rows.shape[-2]
@@ -109,9 +108,6 @@ def queue_info_nce(
 
     Returns:
         The mean over batch and views, a float32 scalar.
-
-    Raises:
-        InvalidRequest: tau is not above 0, or the shapes do not match.
     """
     if not temperature > 0:
         raise InvalidRequest(f"temperature must be above 0, for example 0.1; got {temperature}.")
@@ -135,9 +131,6 @@ def negative_cosine(targets: Tensor, predictions: Tensor) -> Tensor:
 
     Returns:
         A float32 scalar in [-1, 1].
-
-    Raises:
-        InvalidRequest: the shapes do not match.
     """
     _require_pairs(targets, predictions)
     return -F.cosine_similarity(targets.float(), predictions.float(), dim=-1).mean()
@@ -152,16 +145,12 @@ def mean_shift(neighbors: Tensor, predictions: Tensor) -> Tensor:
 
     Returns:
         A float32 scalar in [-1, 1].
-
-    Raises:
-        InvalidRequest: the shapes do not match.
     """
     _require_pairs(neighbors[:, 0], predictions)
     return -(F.normalize(predictions.float(), dim=-1) * neighbors.float().mean(dim=1)).sum(dim=-1).mean()
 
 
 def _require_pairs(targets: Tensor, predictions: Tensor) -> None:
-    """Raise InvalidRequest for shapes that broadcasting would accept silently."""
     if targets.shape != predictions.shape[-2:]:
         raise InvalidRequest(
             f"Targets of shape {tuple(targets.shape)} do not match predictions of shape {tuple(predictions.shape)}; "
@@ -199,9 +188,6 @@ def relation_loss(
 
     Returns:
         The mean over batch and views, a float32 scalar.
-
-    Raises:
-        InvalidRequest: shapes, temperatures or weight are outside of these ranges.
     """
     if targets.shape != predictions.shape[-2:] or targets.shape[1] != queue.shape[1]:
         raise InvalidRequest(
@@ -265,9 +251,6 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3, gather:
 
     Returns:
         (B, K) float32, each row a distribution. Constant: no gradient passes.
-
-    Raises:
-        InvalidRequest: epsilon is not above 0, or iterations is below 1.
     """
     if not epsilon > 0 or iterations < 1:
         raise InvalidRequest(
@@ -294,9 +277,6 @@ def swapped_prediction(codes: Tensor, scores: Tensor, temperature: float = 0.1) 
 
     Returns:
         The mean over batch and views, a float32 scalar.
-
-    Raises:
-        InvalidRequest: the shapes do not match, or the temperature is not above 0.
     """
     if codes.shape != scores.shape[-2:] or not temperature > 0:
         raise InvalidRequest(
@@ -330,9 +310,6 @@ def sigreg(z: Tensor, directions: Tensor, gather: Gather = ALONE) -> Tensor:
 
     Returns:
         A float32 scalar, at least 0; 1.05 in expectation for a standard normal batch.
-
-    Raises:
-        InvalidRequest: the lengths of embeddings and directions differ.
     """
     if z.shape[-1] != len(directions):
         raise InvalidRequest(
@@ -362,9 +339,6 @@ def lejepa_loss(z: Tensor, directions: Tensor, weight: float = 0.02, large: int 
 
     Returns:
         A float32 scalar.
-
-    Raises:
-        InvalidRequest: the weight is outside 0 to 1, or there are fewer views than `large`.
     """
     if not 0 <= weight <= 1 or z.dim() != 3 or len(z) < large:
         raise InvalidRequest(

@@ -139,9 +139,6 @@ class SupportSet(nn.Module):
             z: (B, D) float projections, not normalized.
             k: at most the size of the support set.
             ids: (B,) int64 sample numbers >= 0, for `mask_own`.
-
-        Raises:
-            InvalidRequest: rows of another length.
         """
         self._require_rows(z)
         with torch.autocast(z.device.type, enabled=False):
@@ -179,7 +176,6 @@ class SupportSet(nn.Module):
     def _nearest_of_class(
         self, z: Tensor, labels: Tensor | None, mask: Mask | None, fallback: Tensor, fallback_index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Find the nearest row (or one of the k nearest) of the query's class, or return the fallback."""
         if labels is None:
             raise InvalidRequest("pick='oracle' needs the classes of the batch; pass `labels` to lookup.")
         other_class: Mask = lambda queries, rows: labels[queries, None] != self.labels[rows]  # noqa: E731
@@ -224,11 +220,7 @@ class SupportSet(nn.Module):
 
     @torch.no_grad()
     def refill(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
-        """Replace all rows, as `enqueue` with (M, D): "NNs from current encoder", where Q is embedded at each step.
-
-        Raises:
-            InvalidRequest: the number of rows differs from the size of the support set.
-        """
+        """Replace all rows, as `enqueue` with (M, D): "NNs from current encoder", where Q is embedded at each step."""
         self._require_rows(z, ids, labels)
         if len(z) != self.size:
             raise InvalidRequest(f"refill needs {self.size} rows, the size of the support set; got {len(z)}.")

@@ -282,7 +282,7 @@ def test_an_image_that_cannot_be_read_is_named_and_replaced_by_the_same_one_each
     ]
     assert [other for _, other in changed] == [bad], "once in an epoch"
     assert changed[0][0] == Order(files.folders, 4, 0).replacement(bad, 0)
-    assert list(batches.unreadable) == [bad]
+    assert list(batches.pixels.unreadable) == [bad]
     assert [record.args[0] for record in caplog.records] == [str(folder / "cup" / "03.jpg")]
 
 

@@ -10,8 +10,7 @@ a pure function of seed and step, and each process gets its rows of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -67,7 +66,6 @@ class Permutation:
 
 
 def _mixed(x: np.ndarray) -> np.ndarray:
-    """Hash 64-bit integers (the finalizer of SplitMix64)."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
@@ -180,35 +178,6 @@ class Batch:
         return Batch(self.pixels.part(start, end), self.views, self.numbers[:, rows], self.ids[rows], self.labels[rows])
 
 
-class SideStream:
-    """A second stream of a GPU, for the images and views of a step; on other devices, nothing.
-
-    Eager steps use it. The CPU is ahead of the GPU, because a step never waits for it. On a single stream, the copy of
-    a batch and its views would still begin after the last operation of the step before.
-    """
-
-    def __init__(self, where: torch.device) -> None:
-        self._stream = torch.cuda.Stream(where) if where.type == "cuda" else None
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Run the operations of the block on this stream."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def hand_over(self, tensors: Iterable[Tensor]) -> None:
-        """Let the current stream wait for this one, and use tensors that were made on it."""
-        if self._stream is None:
-            return
-        current = torch.cuda.current_stream(self._stream.device)
-        current.wait_stream(self._stream)
-        for one in tensors:  # else their memory might be used again while the current stream still reads it
-            one.record_stream(current)
-
-
 class PixelSource(Protocol):
     """Where the pixels of a set come from: a `PackedPixels`, or the `Originals`.
 
@@ -271,35 +240,20 @@ class Batches:
         self.batch_size, self.seed, self.folders = batch_size, seed, order.folders
         self.part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._begun: dict[int, Callable[[], Batch]] = {}
-        self.side = SideStream(where)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of the memory of a GPU that the pixels of the whole set take."""
-        return self.pixels.device_bytes
-
-    @property
-    def unreadable(self) -> dict[int, str]:
-        """{row: reason} of the images that this process could not read."""
-        return self.pixels.unreadable
-
     def at(self, step: int) -> Batch:
-        """Return the batch of a step, counted from 0 over all epochs, and begin the next ones.
-
-        Its tensors are on the stream `side`, which hands them over.
-        """
+        """Return the batch of a step, counted from 0 over all epochs, and begin the next ones."""
         wanted = range(step, step + 1 + self.pixels.ahead)
-        self._begun = {one: self._begun.get(one) or self._begin(one) for one in wanted}
-        with self.side.used():
-            return self._begun.pop(step)()
+        self._begun = {one: self._begun.get(one) or self._fetch(self.draw(one)) for one in wanted}
+        return self._begun.pop(step)()
 
     def of(self, rows: Tensor, views: Sequence[View], seed: int) -> Batch:
         """Return the images at `rows`, (B,) int64 on the CPU, independently of the step."""
         numbers = sample_numbers(len(views), len(rows), Generator().manual_seed(seed))
-        return self._fetch(rows.numpy(), views, numbers)()
+        return self._fetch(Draw(rows.numpy(), views, numbers))()
 
     def close(self) -> None:
         """End the threads and processes that read images."""
@@ -314,19 +268,15 @@ class Batches:
         rows = self._order.rows(step)[self.part]
         return Draw(rows, views, numbers)
 
-    def _begin(self, step: int) -> Callable[[], Batch]:
-        drawn = self.draw(step)
-        return self._fetch(drawn.rows, drawn.views, drawn.numbers)
-
-    def _fetch(self, rows: np.ndarray, views: Sequence[View], numbers: Tensor) -> Callable[[], Batch]:
-        wait = self.pixels.fetch(rows, views, numbers)
+    def _fetch(self, drawn: Draw) -> Callable[[], Batch]:
+        wait = self.pixels.fetch(drawn.rows, drawn.views, drawn.numbers)
 
         def finish() -> Batch:
             pixels, read = wait()
             ids, labels = (
                 torch.from_numpy(one).to(self._where, non_blocking=True) for one in (read, self.labels[read])
             )
-            return Batch(pixels, views, numbers, ids, labels)
+            return Batch(pixels, drawn.views, drawn.numbers, ids, labels)
 
         return finish
 

@@ -213,9 +213,6 @@ def write_index(key: str, state: str, listings: Iterable[Listed]) -> ImageIndex:
         key: identifies the set; an earlier index under it is replaced.
         state: identifies what it contains now; see `current_index`.
         listings: the folders and archives; those of a --data follow one another.
-
-    Raises:
-        NoRoom: the cache folder cannot be written.
     """
     folder = _folder_of(key)
     half = folder.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
@@ -296,7 +293,6 @@ def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
 
 
 def _block_ends(listed: Listed) -> list[int]:
-    """Return the numbers of images up to the end of each part that is read together."""
     count = len(listed.images)
     if image_parquet.is_table(listed.source.absolute):
         return [*image_parquet.group_ends(listed.source.absolute, listed.source.changed)]
@@ -316,11 +312,6 @@ def training_files(data: Sequence[Path | str], *, listed: bool = False) -> Image
     Args:
         data: folders, tar archives, Parquet files, their addresses, and patterns of these.
         listed: whether another process of this machine has listed them a moment ago.
-
-    Raises:
-        NoImages: one of them has no images.
-        InvalidRequest: an archive is invalid.
-        NoRoom: the cache folder cannot be written.
     """
     if not data:
         raise NoImages("No images were given; name a folder or archives with --data.")
@@ -338,7 +329,6 @@ def training_files(data: Sequence[Path | str], *, listed: bool = False) -> Image
 
 
 def _places(given: Path | str) -> list[str]:
-    """Return the folders and archives that an argument names."""
     if not os.path.isdir(given):
         return find_places([given])
     splits = splits_in(given)
@@ -366,7 +356,6 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _outside(folder: Path, splits: Collection[Path]) -> Iterator[str]:
-    """Yield the images of a folder that are in no split, by their paths in it."""
     for parent, folders, files in walk(folder):
         folders[:] = [name for name in folders if Path(parent, name) not in splits]
         yield from (
@@ -377,7 +366,6 @@ def _outside(folder: Path, splits: Collection[Path]) -> Iterator[str]:
 
 
 def _warn_of_others(place: str, paths: Iterable[str], splits: Mapping[str, str]) -> None:
-    """Log how many images next to the split `train` are in no split: classes that only seem to be read."""
     inside, above = tuple(f"{path}/" for path in splits.values()), len(PurePosixPath(splits["train"]).parts) - 1
     parts = (PurePosixPath(path).parts[above:] for path in paths if not path.startswith(inside))
     others = Counter(names[0] if len(names) > 1 else "." for names in parts)
@@ -408,7 +396,6 @@ def _to_learn_from(place: str, images: list[ListedImage]) -> list[ListedImage]:
 
 
 def _version(place: str) -> str:
-    """Return what changes with an archive: its size and time."""
     if is_address(place):
         files, path = open_file_system(place)
         with reading(place):
@@ -440,7 +427,6 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
 
 
 def _labels(source: ImageSource, images: Sequence[ListedImage]) -> Iterator[str | None]:
-    """Yield the label of each image of an archive: its `cls`, the label column of a table, or its folder."""
     for image in images:  # at an address, each text of a sample would be a request
         with_texts = source.is_local or image.label
         yield PackedImage(source, image).label if with_texts else image.folder or None
@@ -477,9 +463,6 @@ def metadata_numbers(
 
     Args:
         labels: the table; None: labels.csv in the data folders, or next to their splits.
-
-    Raises:
-        InvalidRequest: there is no table, or it lacks a column.
     """
     parts = [part for one in folders if Path(one).is_dir() for part in _parts(Path(one))]
     tables = [labels] if labels else list(filter(None, map(find_table, parts)))

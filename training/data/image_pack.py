@@ -200,10 +200,6 @@ def build_pack(
         channels: C; files with another number are broken.
         cache: folder for packs; default `cache_folder()`.
         progress: called with (done, total) after each image.
-
-    Raises:
-        NoImages: none of the files can be read.
-        NoRoom: the disk has no space for the decoded images.
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size, reading, channels)
     form = (size, reading, channels)

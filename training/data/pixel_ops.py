@@ -225,7 +225,6 @@ def jitter_all(images: Tensor, turns: Tensor, amounts: Tensor) -> Tensor:
 
 
 def _all_but_contrast(planes: Planes, at: Tensor, by: Tensor, wanted: Tensor) -> Planes:
-    """Apply the other three operations where `wanted`, (4, B, 1, 1) bool. Hue is the most expensive: computed once."""
     planes = _brightness_and_saturation(planes, at, by, wanted & (at < at[HUE]))
     planes = _where(wanted[HUE], turn_hue(planes, by[HUE]), planes)
     return _brightness_and_saturation(planes, at, by, wanted & (at > at[HUE]))

@@ -84,10 +84,6 @@ def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Pro
 
     Args:
         assignments: KEY=VALUE; a key applies to every protocol that has it.
-
-    Raises:
-        InvalidRequest: an unknown protocol.
-        UnknownSetting: a key that none of them has, or an invalid value.
     """
     if not names:
         raise InvalidRequest(f"No protocol is named; choose from {', '.join(PROTOCOLS)}.")
@@ -216,11 +212,7 @@ class _EvalRun:
             raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
 
     def records(self) -> list[EvaluationRecord]:
-        """Return the records of all combinations, and write the page of results.
-
-        Raises:
-            InvalidRequest: no combination is possible.
-        """
+        """Return the records of all combinations, and write the page of results."""
         protocols = self.protocols
         loaded, tasks = self._load_sources(), {one.name: self._tasks(one) for one in protocols}
         records, refused = [], None

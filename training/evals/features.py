@@ -59,9 +59,6 @@ def task_features(task: Task, source: FeatureSource, progress: Callable[[str], B
 
     Args:
         progress: called with a part's name; opens a function to call with (done, total).
-
-    Raises:
-        NoImages: a part without any readable image.
     """
 
     def of(part: Part, name: str) -> PartFeatures:

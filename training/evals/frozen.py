@@ -44,9 +44,6 @@ def knn(
         k: number of neighbors.
         temperature: of the votes.
         vectors: "center", "half_whiten" or "whiten" fits `VectorTransform` on the training images, without labels.
-
-    Raises:
-        InvalidRequest: images with several labels.
     """
     _require_single_label(features, "knn")
     train, test = _transformed(features, vectors)
@@ -96,11 +93,7 @@ def quick_linear(features: Features) -> Iterator[tuple[str, float]]:
 def few_shot(
     features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int = SEEDS, vectors: Kind = "raw"
 ) -> Iterator[tuple[str, float]]:
-    """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) for each number of labels.
-
-    Raises:
-        InvalidRequest: images with several labels.
-    """
+    """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) per number of labels."""
     _require_single_label(features, "few_shot")
     train, test = (unit_rows(rows) for rows in _transformed(features, vectors))
     labels = features.train.labels, features.test.labels

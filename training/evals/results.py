@@ -117,9 +117,6 @@ class Results:
 
     Args:
         folder: created with the first record if it does not exist.
-
-    Raises:
-        InvalidRequest: an unreadable results.json, or a folder that is not writable.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -218,7 +215,6 @@ def as_markdown(
 
 
 def _grids(records: Sequence[EvaluationRecord]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield (protocol, column headings, rows)."""
     for protocol in dict.fromkeys(one.protocol for one in records):
         ours = [one for one in records if one.protocol == protocol]
         columns = list(dict.fromkeys((one.data, one.metric) for one in ours))
@@ -231,7 +227,6 @@ def _grids(records: Sequence[EvaluationRecord]) -> Iterator[tuple[str, list[str]
 
 
 def _difference_grids(differences: Sequence[Comparison]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield (title, column headings, rows) per protocol."""
     for protocol in dict.fromkeys(one.first.protocol for one in differences):
         ours = [one for one in differences if one.first.protocol == protocol]
         data = list(dict.fromkeys(one.first.data for one in ours))
@@ -249,12 +244,10 @@ def _signed(difference: Difference) -> str:
 
 
 def _array_name(score: str) -> str:
-    """Return the name of a score's array in an .npz file, where "/" would make folders."""
     return score.replace("/", "|")
 
 
 def _pairs(records: Sequence[EvaluationRecord]) -> Iterator[tuple[EvaluationRecord, EvaluationRecord]]:
-    """Yield the first record of each protocol and data set with each other one of the same images."""
     firsts: dict[str, EvaluationRecord] = {}
     for record in records:
         settings = {name: value for name, value in record.settings.items() if name != "vectors"}

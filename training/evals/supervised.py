@@ -154,9 +154,6 @@ def semi_supervised(
         subset: a file list for each share, one file name per line; empty: the same share of each class.
         rates: learning rates to select from, for a batch of 256.
         epochs: numbers of epochs to select from.
-
-    Raises:
-        InvalidRequest: a list without training images, or a number of lists that differs from that of shares.
     """
     if subset and len(subset) != len(shares):
         raise InvalidRequest(f"subset needs one file list per share; got {len(shares)} shares and {len(subset)} lists.")
@@ -344,13 +341,6 @@ class ClassifierTrainer:
 
         Args:
             image_size: side in pixels; 0: the encoder's. A vision transformer's positions are resampled.
-
-        Raises:
-            InvalidRequest: several labels per image; a network that does not support this size or stochastic depth, or
-                with parts that are appended to its vectors.
-            Interrupted: a signal stopped it; completed epochs are kept.
-            TrainingDiverged: the loss became NaN or infinite.
-            NoImages: no image is readable.
         """
         part = part or self.task.train
         _require_single_label(self.task, title)

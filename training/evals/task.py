@@ -173,7 +173,6 @@ def read_task(folder: str | Path, *, metric: str | None = None, labels: LabelTab
 def _known(
     images: LabeledImages, classes: tuple[str, ...], where: str, lacking: str = "train/"
 ) -> tuple[Part, list[str]]:
-    """Return the images whose labels are among the classes, and a note about the others."""
     unknown = set(images.classes) - set(classes)
     kept = images.keep([i for i, labels in enumerate(images.labels) if not set(labels) & unknown])
     number, names = len(images.paths) - len(kept.paths), first_names(sorted(unknown))
@@ -207,9 +206,6 @@ def read_pair(folder: Path, queries: str | None = None, gallery: str | None = No
         folder: the data set. By default test/ (or val/) searches train/; in a folder without parts each image searches
             all others.
         queries, gallery: a part of the folder, or any folder or table.
-
-    Raises:
-        InvalidRequest: only one of them is named, labels are missing, or an image is in both.
     """
     folder = Path(folder)
     name = folder.resolve().name
@@ -301,9 +297,6 @@ def table_set(labels: LabelTable | Path, data: Sequence[str | Path]) -> Task:
     Args:
         labels: a table, see `read_labeled`. A fifth of each class is held out.
         data: folders, or names of data sets.
-
-    Raises:
-        NoImages, InvalidRequest: see `read_task`; or the table has the name of a data folder.
     """
     places = [one for one in data if is_packed(one) or Path(one).is_dir()]
     table = LabelTable.of(labels)

@@ -64,9 +64,6 @@ def parse_settings(assignments: Sequence[str], hints: dict[str, Any], now: dict[
     Args:
         hints: the type of every setting.
         now: present values, for examples in messages.
-
-    Raises:
-        UnknownSetting: an unknown key, with the nearest one, or an invalid value.
     """
     changes: dict[str, Any] = {}
     for assignment in assignments:
