@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from linear_learner import unit
 from scipy.integrate import quad
 
 from nnclr_hub.errors import InvalidRequest
@@ -17,11 +18,6 @@ from nnclr_hub.method import (
     sinkhorn,
     swapped_prediction,
 )
-
-
-def unit(x: torch.Tensor) -> torch.Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
-
 
 # ---- SwAV
 

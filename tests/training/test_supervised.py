@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 
 from nnclr_hub import load_encoder
@@ -63,7 +64,9 @@ def test_linear_evaluation_learns_and_does_not_change_the_encoder(subject):
     task = replace(subject.task, test=subject.task.train)
     found = dict(linear_images(replace(subject, task=task), epochs=40, lr=0.3, optimizer="sgd", workers=0))
     name = f"linear_images/{task.name}"
-    assert found[name] > 0.6, "chance is a third"
+    # on as many images, a guess among three classes is right this often once in a thousand runs
+    images = len(task.test.paths)
+    assert found[name] > binom.isf(1e-3, images, 1 / 3) / images
     for key, value in subject.encoder.backbone.state_dict().items():
         assert torch.equal(value, before[key]), key
 
