@@ -23,7 +23,7 @@ from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, NoImages
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 from nnclr_hub.progress import bar
 
 from .distributed import ALONE, Ranks
@@ -140,7 +140,7 @@ def scores_of(
 def _crops(part: Part, transform: EvalTransform, ranks: Ranks, progress: Callable[[int], None]) -> Share:
     """Return the share of this process of the labeled images that can be read."""
 
-    def crop(path: Path | PackedImage) -> np.ndarray | None:
+    def crop(path: Path | Source) -> np.ndarray | None:
         try:
             return transform.crop(transform.read_image(path))
         except ImageError:

@@ -247,7 +247,7 @@ def _local(
     report: Report,
 ) -> tuple[KeptInspection, Subject]:
     """Inspect a folder, or a collection of a local store."""
-    from nnclr_hub.images.listing import image_files, is_packed
+    from nnclr_hub.images.listing import find_images, is_packed
 
     if not collection and (Path(what).is_dir() or is_packed(what)):
         if write_fields:
@@ -256,7 +256,7 @@ def _local(
 
         count = None
         if Path(what).is_dir():
-            count = len(image_files([what]))  # a folder without images is reported before the encoder is loaded
+            count = len(find_images([what]))  # a folder without images is reported before the encoder is loaded
         cache = to / CACHE
         cache.mkdir(parents=True, exist_ok=True)
         options = {"labels": labels, "parts": parts, "cache": cache, "tiling": tiling}

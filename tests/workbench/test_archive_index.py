@@ -19,9 +19,7 @@ from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, NoImages
 from nnclr_hub.images.labels import read_labeled
-from nnclr_hub.images.listing import contents, find_images, image_files, is_packed
-from nnclr_hub.images.parquet import ParquetImage
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.listing import find_images, is_packed
 from nnclr_hub.remote_files import RemoteBytes
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.folder_changes import list_images_of
@@ -146,7 +144,7 @@ def test_a_table_that_pyarrow_refuses_is_an_error_of_the_library(error, folder, 
         raise error("refused")
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", fail)
-    image = ParquetImage(str(tmp_path / "t.parquet"), (tmp_path / "t.parquet").stat().st_mtime, 0)
+    image = find_images([tmp_path / "t.parquet"])[0]
     with pytest.raises(NNCLRHubError) as refused:
         image.read()
     assert ("not a valid" in str(refused.value)) == (error is pa.ArrowInvalid)
@@ -197,7 +195,7 @@ def test_the_last_of_equal_names_in_an_archive_counts(folder, tmp_path):
             with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(archive, "a") as zip:
                 zip.write(folder / "dog/a.jpg", "cat/a.jpg")
         listing = list_images_of(archive)
-        found = {one.path: PackedImage(listing.sources[0], one).read() for one in listing.images.values()}
+        found = {one.path: one.read() for one in listing.images.values()}
         assert len(found) == 4
         assert dict(listing.sources[0].left_out)["repeated"] == 1
         assert found["cat/a.jpg"] == found["dog/a.jpg"] == (folder / "dog/a.jpg").read_bytes()
@@ -276,7 +274,7 @@ def test_a_row_of_a_table_names_one_image_of_several_archives(same_names, tmp_pa
     for given in (pattern, same_names):
         images = read_labeled(given, table)
         assert [one.read() for one in images.paths] == [
-            one.read() for name in ("test", "train") for one in image_files([same_names / name / "0.tar"])[:1]
+            one.read() for name in ("test", "train") for one in find_images([same_names / name / "0.tar"])[:1]
         ]
         assert images.labels == (("b",), ("a",))
         assert read_labeled(given, LabelTable(table, same_names)).labels == images.labels
@@ -301,8 +299,8 @@ def test_hidden_and_empty_archives_are_left_out_and_other_files_counted(bench, f
     pack(shards / "0.tar", tmp_path / "texts")
     (shards / "a.parquet").write_bytes(b"the captions of a.tar")
     for number, given in enumerate((shards, f"file://{shards}")):
-        sources, images = find_images([given])
-        assert [PurePath(one.given).name for one in sources] == ["0.tar", "a.tar", "b.deflated.zip"]
+        images = find_images([given])
+        assert {PurePath(one.place.given).name for one in images} == {"a.tar", "b.deflated.zip"}
         assert len(images) == 8
         assert "0.tar" in caplog.text
         caplog.clear()
@@ -312,7 +310,7 @@ def test_hidden_and_empty_archives_are_left_out_and_other_files_counted(bench, f
     with pytest.raises(NoImages):
         find_images([shards / "0.tar"])
     shutil.copy(folder / "cat/a.jpg", shards / "cover.jpg")
-    assert len(find_images([shards])[1]) == 1
+    assert len(find_images([shards])) == 1
     assert "3 archives" in caplog.text
 
 
@@ -342,9 +340,9 @@ def test_a_damaged_zip_is_refused_and_a_damaged_image_is_reported(folder, tmp_pa
     offset = zipfile.ZipFile(place).getinfo("deflated.jpg").header_offset
     data[offset + 60 : offset + 90] = b"\xff" * 30
     place.write_bytes(data)
-    sources, images = find_images([place])
+    images = find_images([place])
     assert [one.path for one in images] == ["lzma.jpg", "deflated.jpg"]
-    for one in contents(sources, images):
+    for one in images:
         with pytest.raises(ImageError):
             one.read()
     flags = data.find(b"PK\x01\x02") + 8

@@ -21,7 +21,7 @@ from PIL import Image
 from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.images.decode import DecodedImage, decode_scaled
 from nnclr_hub.images.reading import ImageReading
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 
 ATTEMPTS = 10  # to sample a crop that fits, before a central crop is used
 CROP_NUMBERS = 2 * ATTEMPTS + 2
@@ -92,7 +92,7 @@ class CutRequest:
     numbers: (V, CROP_NUMBERS + 1) random numbers of each view: those of the crop, and one for mirroring.
     """
 
-    source: str | bytes | PackedImage
+    source: str | bytes | Source
     slot: int
     numbers: np.ndarray
 

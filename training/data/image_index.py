@@ -31,11 +31,20 @@ from nnclr_hub.cache import cache_folder, lock_folder, not_writable
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages, NoRoom
 from nnclr_hub.images import parquet as image_parquet
 from nnclr_hub.images.decode import image_size
-from nnclr_hub.images.folder import UNLABELED, find_splits, image_suffixes, list_images, splits_in, walk
 from nnclr_hub.images.labels import find_table, table_labels
-from nnclr_hub.images.listing import archives_in, find_places, sources_at
+from nnclr_hub.images.listing import (
+    UNLABELED,
+    archives_in,
+    find_places,
+    find_splits,
+    is_image,
+    list_images,
+    sources_at,
+    splits_in,
+    walk,
+)
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
+from nnclr_hub.images.source import TABLE, Place, Source
 from nnclr_hub.remote_files import is_address, open_file_system, reading
 from nnclr_hub.table_rows import LabelTable, Named, read_rows
 
@@ -60,13 +69,13 @@ class Listed:
     folder: number of the --data that names it.
     """
 
-    source: ImageSource
-    images: Sequence[ListedImage]
+    source: Place
+    images: Sequence[Source]
     labels: Sequence[str | None]
     folder: int
 
 
-class ImageIndex(Sequence[Path | PackedImage]):
+class ImageIndex(Sequence[Path | Source]):
     """The images in a folder of columns; `write_index` makes it.
 
     Args:
@@ -76,7 +85,7 @@ class ImageIndex(Sequence[Path | PackedImage]):
     def __init__(self, folder: Path) -> None:
         self._rows: np.ndarray | None = None  # (N,) int64, the images to use, in order; None: all
         self._about = json.loads((folder / "index.json").read_text())
-        self._sources = [ImageSource(**one) for one in self._about["sources"]]
+        self._sources = [Place(**one) for one in self._about["sources"]]
         self._columns = {name: _mapped(folder / name, kind) for name, kind in COLUMNS.items()}
         self._names = _mapped(folder / "names", np.uint8)
 
@@ -128,18 +137,15 @@ class ImageIndex(Sequence[Path | PackedImage]):
         return int(self._about["images"]) if self._rows is None else len(self._rows)
 
     @overload
-    def __getitem__(self, row: int) -> Path | PackedImage: ...
+    def __getitem__(self, row: int) -> Path | Source: ...
     @overload
-    def __getitem__(self, row: slice) -> list[Path | PackedImage]: ...
+    def __getitem__(self, row: slice) -> list[Path | Source]: ...
     def __getitem__(self, row: int | slice) -> Any:
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
         if not -len(self) <= row < len(self):
             raise IndexError(row)
-        image = self._listed(row % len(self))
-        source = self._sources[image.source]
-        loose = image.offset is None and source.is_local
-        return Path(source.given, image.path) if loose else PackedImage(source, image)
+        return self._listed(row % len(self)).plain
 
     @property
     def is_local(self) -> bool:
@@ -150,7 +156,7 @@ class ImageIndex(Sequence[Path | PackedImage]):
         """Yield each image as rows of a table name it."""
         for row in range(len(self)):
             image = self._listed(row)
-            yield Named(row, self._sources[image.source].absolute, image.path)
+            yield Named(row, image.place.absolute, image.path)
 
     @cached_property
     def digest(self) -> str:
@@ -175,16 +181,19 @@ class ImageIndex(Sequence[Path | PackedImage]):
         for row in range(len(self)):
             image = self._listed(row)
             *parents, name = image.path.rsplit("/", 2)
-            yield f"{parents[-1] if parents else PurePath(self._sources[image.source].given).name}/{name} {image.size}"
+            yield f"{parents[-1] if parents else PurePath(image.place.given).name}/{name} {image.size}"
 
-    def _listed(self, row: int) -> ListedImage:
-        place = row if self._rows is None else int(self._rows[row])
+    def _place(self, row: int) -> int:
+        return row if self._rows is None else int(self._rows[row])
+
+    def _listed(self, row: int) -> Source:
+        place = self._place(row)
         source, offset, size, end = (
             int(self._columns[name][place]) for name in ("source", "offset", "size", "name_end")
         )
         start = int(self._columns["name_end"][place - 1]) if place else 0
         path = self._names[start:end].tobytes().decode("utf-8", "surrogateescape")
-        return ListedImage(source, path, size, 0.0, None if offset == LOOSE else offset)
+        return Source(self._sources[source], path, size, 0.0, None if offset == LOOSE else offset)
 
 
 def digest_of(lines: Iterable[str]) -> str:
@@ -249,7 +258,7 @@ def _folder_of(key: str) -> Path:
 
 
 def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
-    sources, blocks, folders = list[ImageSource](), list[int](), list[int]()
+    sources, blocks, folders = list[Place](), list[int](), list[int]()
     numbers: dict[str, int] = {}  # of labels, in the order of the listings
     images = names_end = total = 0
     with ExitStack() as stack:
@@ -294,7 +303,7 @@ def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
 
 def _block_ends(listed: Listed) -> list[int]:
     count = len(listed.images)
-    if image_parquet.is_table(listed.source.absolute):
+    if listed.source.archive == TABLE:
         return [*image_parquet.group_ends(listed.source.absolute, listed.source.changed)]
     # separate files are in no order that helps: smaller parts mix them better with the archives of a set
     size = BLOCK if listed.source.archive else BLOCK // 64
@@ -356,13 +365,8 @@ def _parts(folder: Path) -> list[Path]:
 
 
 def _outside(folder: Path, splits: Collection[Path]) -> Iterator[str]:
-    for parent, folders, files in walk(folder):
-        folders[:] = [name for name in folders if Path(parent, name) not in splits]
-        yield from (
-            Path(parent, name).relative_to(folder).as_posix()
-            for name in files
-            if os.path.splitext(name)[1].lower() in image_suffixes()
-        )
+    without = [one.relative_to(folder).as_posix() for one in splits]
+    return (path for path, _ in walk(folder, without=without) if is_image(path))
 
 
 def _warn_of_others(place: str, paths: Iterable[str], splits: Mapping[str, str]) -> None:
@@ -385,7 +389,7 @@ def _warn_once(place: str, count: int, counts: str) -> None:
     )
 
 
-def _to_learn_from(place: str, images: list[ListedImage]) -> list[ListedImage]:
+def _to_learn_from(place: str, images: list[Source]) -> list[Source]:
     """Return the images in the splits to learn from, or all images if an archive has no split `train`."""
     splits = find_splits(one.path.rpartition("/")[0] for one in images)
     if "train" not in splits:
@@ -418,7 +422,7 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
         source, images = next(sources_at(str(part)))
         table = None if part.name in UNLABELED else find_table(part)
         if table is not None:
-            found = table_labels(read_rows(table), [PackedImage(source, image) for image in images], part)
+            found = table_labels(read_rows(table), images, part)
             labels = [own[0] if len(own) == 1 else None for own in found]
         else:
             labels = [None if part.name in UNLABELED else image.folder or None for image in images]
@@ -426,13 +430,13 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
         yield Listed(source, images, [name and f"{folder.resolve()}/{name}" for name in labels], number)
 
 
-def _labels(source: ImageSource, images: Sequence[ListedImage]) -> Iterator[str | None]:
+def _labels(source: Place, images: Sequence[Source]) -> Iterator[str | None]:
     for image in images:  # at an address, each text of a sample would be a request
-        with_texts = source.is_local or image.label
-        yield PackedImage(source, image).label if with_texts else image.folder or None
+        with_texts = source.is_local or image.row_label
+        yield image.label if with_texts else image.folder or None
 
 
-def sampled_sizes(paths: Sequence[Path | PackedImage], reading: ImageReading = PLAIN) -> np.ndarray:
+def sampled_sizes(paths: Sequence[Path | Source], reading: ImageReading = PLAIN) -> np.ndarray:
     """Return height and width of some of the images, evenly spread: (n, 2) int64; n is 0 if none can be opened."""
     sizes = []
     for number in range(0, len(paths), max(1, len(paths) // SAMPLED)):

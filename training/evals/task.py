@@ -18,10 +18,9 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
-from nnclr_hub.images.folder import splits_in
 from nnclr_hub.images.labels import LabeledImages, find_table, first_names, read_from_table, read_labeled, read_splits
-from nnclr_hub.images.listing import is_packed
-from nnclr_hub.images.source import PackedImage, file_key
+from nnclr_hub.images.listing import is_packed, splits_in
+from nnclr_hub.images.source import Source, file_key
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.table_rows import LabelTable
 
@@ -50,7 +49,7 @@ class Part:
     paths: files, or images in archives.
     """
 
-    paths: tuple[Path | PackedImage, ...]
+    paths: tuple[Path | Source, ...]
     labels: np.ndarray
 
     def keep(self, rows: np.ndarray) -> Part:
@@ -61,7 +60,7 @@ class Part:
     def digest(self) -> str:
         """A hash of the images in their order, by folder, name and size: what an encoder was measured on."""
         return digest_of(
-            path.identity if isinstance(path, PackedImage) else f"{path.parent.name}/{path.name} {path.stat().st_size}"
+            path.identity if isinstance(path, Source) else f"{path.parent.name}/{path.name} {path.stat().st_size}"
             for path in self.paths
         )
 
@@ -94,7 +93,7 @@ class Task:
         for part in filter(None, (self.train, self.val, self.test)):
             found.update(part.labels.tobytes())
             for path in part.paths:
-                if isinstance(path, PackedImage):
+                if isinstance(path, Source):
                     found.update(file_key(path))
                     continue
                 stat = path.stat() if path.exists() else None
