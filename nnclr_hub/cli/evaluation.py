@@ -63,7 +63,7 @@ def evaluate(
     Example: nnclr eval knn,linear,few_shot runs/photos/encoder pixels --data photos --out results
     """
     load_program("training", "data.named_sets").check_names(data)  # before torch is imported
-    program = load_program("training", "evals.protocols")
+    program = load_program("training", "evals.evaluate")
     if show:
         table = Table("protocol", "settings", "description", box=None, header_style="bold")
         for name, function in program.PROTOCOLS.items():
@@ -98,6 +98,6 @@ def evaluate(
     results = load_program("training", "evals.results")
     for table in results.tables(records, results.Results(to).differences(records)):
         out.print(table)
-    for page in load_program("training", "evals.plots").draw(records, to):
+    for page in results.draw(records, to):
         err.print(f"Wrote {page}")
     err.print(f"Wrote {to / 'results.json'}, {to / 'results.md'}")

@@ -119,7 +119,7 @@ def pretrain(
     if init not in (None, "none"):
         chosen_model(init)
     if gpus is not None and gpus > 1:
-        code = load_program("training", "launch").launch(gpus, _without_gpus(sys.argv[1:]), device)
+        code = load_program("training", "distributed").launch(gpus, _without_gpus(sys.argv[1:]), device)
         if code:
             raise typer.Exit(code)
         return

@@ -7,7 +7,7 @@ import pytest
 
 from nnclr_hub.method import METHODS
 from nnclr_hub.workbench.tasks import all_tasks
-from training.evals.protocols import ON_FEATURES, PROTOCOLS
+from training.evals.evaluate import ON_FEATURES, PROTOCOLS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", PAGE, re.DOTALL | re.MULTILINE))

@@ -1,21 +1,36 @@
-"""The report's page: the verdict, scores of the last evaluation, symptoms, curves, neighbors, settings."""
+"""RUN/report.html: one self-contained page that shows whether an encoder is learning anything.
+
+write_report([run], run / "report.html")
+write_report([nnclr, simclr], "comparison.html")        # curves together
+
+It has the verdict, scores of the last evaluation, symptoms, curves, neighbors of a few images, and settings.
+"""
 
 from __future__ import annotations
 
+import base64
 import html
+import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 
-from ..monitor import read_log, read_neighbors
-from ..verdict import UNKNOWN, Verdict, symptoms
-from .neighbors import draw_neighbors
-from .plots import draw_panels
+from .monitor import read_log, read_neighbors
+from .verdict import UNKNOWN, Verdict, symptoms
 
+Line = Mapping[str, Any]
+Log = Sequence[Line]
+CHECKPOINTS = 6  # columns of the figure of neighbors in training
+QUERIES = 4  # rows of it
+SHOWN = 3  # neighbors of each query at a checkpoint
+LINES = ("-", "--", ":", "-.")
+# left, bottom, width and height of a plot within its image: computing them takes as long as drawing
+WITHIN = (0.15, 0.16, 0.82, 0.76)
 STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#222;background:#fff}
 main{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(21rem,100%),1fr));gap:1.5rem}
@@ -80,7 +95,6 @@ def _about(run: Path) -> dict[str, Any]:
 
 
 def _names(runs: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with their parents' names if those are not unique."""
     resolved = [run.resolve() for run in runs]
     short = [run.name for run in resolved]
     return short if len(set(short)) == len(short) else ["/".join(run.parts[-2:]) for run in resolved]
@@ -130,7 +144,6 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
 
 
 def _with_interval(score: float, tested: int) -> str:
-    """Return an accuracy with half of its 95% interval, by the normal approximation."""
     if not tested:
         return f"{score:.3f}"
     return f"{score:.3f} ± {1.96 * (score * (1 - score) / tested) ** 0.5:.3f}"
@@ -161,3 +174,146 @@ def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
         for key in keys
     )
     return f"<details open><summary>Settings</summary><table><tr><th></th>{head}</tr>{rows}</table></details>"
+
+
+# ------------------------------------------------------------------------------ neighbors
+
+
+def draw_neighbors(lines: Sequence[Line]) -> str:
+    """Return both figures as HTML; empty for a run without recorded neighbors.
+
+    Args:
+        lines: from RUN/neighbors.jsonl.
+    """
+    if not lines:
+        return ""
+    return (
+        "<h2>Nearest neighbors in the support set</h2>"
+        "<p>Left: the query. Right: its nearest neighbors in the support set at the last checkpoint, without the "
+        f"image's own older embeddings.</p><div class=nn>{_batch(lines[-1])}</div>"
+        "<h2>Evolution of the nearest neighbors</h2>"
+        "<p>The same queries during training. In the paper neighbors change from color and texture to classes.</p>"
+        f"<div class=nn>{_history(lines)}</div>"
+    )
+
+
+def _batch(line: Line) -> str:
+    rows = []
+    for query, found, similarity in zip(line["queries"], line["neighbors"], line["similarity"], strict=True):
+        cells = [
+            _tile(line, query, "query"),
+            *(_tile(line, i, f"{s:.2f}") for i, s in zip(found, similarity, strict=True)),
+        ]
+        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _history(lines: Sequence[Line]) -> str:
+    """Draw one row per query and one column per checkpoint, from the first to the last."""
+    count = min(CHECKPOINTS, len(lines))
+    moments = [lines[round(i * (len(lines) - 1) / max(1, count - 1))] for i in range(count)]
+    head = "".join(f"<th colspan={SHOWN}>epoch {moment['epoch']:g}</th>" for moment in moments)
+    rows = []
+    for number, query in enumerate(moments[-1]["queries"][:QUERIES]):
+        cells = [f"<td>{_tile(moments[-1], query, 'query')}</td>"]
+        for moment in moments:
+            found = moment["neighbors"][number][:SHOWN]
+            tiles = [f"<td{' class=first' * (i == 0)}>{_tile(moment, one, '')}</td>" for i, one in enumerate(found)]
+            cells += tiles + ["<td></td>"] * (SHOWN - len(tiles))
+        rows.append(f"<tr>{''.join(cells)}</tr>")
+    return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+
+
+def _tile(line: Line, number: int, caption: str) -> str:
+    data = line["thumbnails"].get(str(number))
+    if data is None:  # an initial random row
+        return "<span class=none>none yet</span>"
+    note = f"<br><small>{caption}</small>" if caption else ""
+    return f"<img alt='image {number}' src='data:image/jpeg;base64,{data}'>{note}"
+
+
+# ------------------------------------------------------------------------------ curves
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot.
+
+    title: above it.
+    names: logged names to draw, or prefixes of names.
+    hint: what to look for, below it.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    hint: str
+
+
+PANELS = (
+    Panel("Loss", ("loss",), "falls; steps up when neighbors become positives"),
+    Panel("20-NN accuracy", ("knn",), "the exported encoder on held-out images"),
+    Panel("Linear accuracy", ("linear/",), "a quick linear classifier on the same features"),
+    Panel("Neighbor accuracy", ("nn_accuracy",), "share of neighbors of the query's class; the paper ends near 0.57"),
+    Panel("Neighbors in use", ("neighbor_share",), "share of the batch whose positive is its neighbor"),
+    Panel("Neighbor similarity", ("nn_similarity",), "stays below 1"),
+    Panel("Self-match rate", ("self_match_rate",), "how often the nearest row was the image's own older embedding"),
+    Panel("Age of the neighbor (steps)", ("nn_age",), "about half the queue's length in steps"),
+    Panel("Distinct neighbors in a batch", ("nn_distinct",), "near 1; 0 is collapse"),
+    Panel("Support set filled", ("queue_fill",), "1 after the first steps"),
+    Panel("Spread of the projections", ("z_std",), "near 1; 0 is collapse"),
+    Panel("RankMe", ("rankme",), "effective dimensions of the projections"),
+    Panel("Learning rate", ("lr",), "warm-up, then cosine"),
+    Panel("Images per second", ("images_per_s",), ""),
+    Panel("Waiting for data", ("data_wait",), "share of the time spent making the views"),
+    Panel("Peak memory (MiB)", ("peak_memory_mb",), ""),
+)
+
+
+def draw_panels(logs: Mapping[str, Log]) -> str:
+    """Return all panels for which the runs have data, as HTML figures.
+
+    Args:
+        logs: name of the run -> its log; several runs share each panel, one color per run.
+    """
+    return "".join(_draw(logs, panel) for panel in PANELS)
+
+
+def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
+    keys = sorted({key for log in logs.values() for line in log for key in line if key.startswith(panel.names)})
+    if not keys:
+        return ""
+    from matplotlib.figure import Figure  # without pyplot: no global state, no display
+
+    figure = Figure(figsize=(4.4, 2.9))
+    axes = figure.add_axes(WITHIN)
+    for number, (run, log) in enumerate(logs.items()):
+        for style, key in enumerate(keys):
+            points = [(line["epoch"], line[key]) for line in log if key in line]
+            if points:
+                label = " ".join(([run] if len(logs) > 1 else []) + ([key] if len(keys) > 1 else []))
+                axes.plot(
+                    *zip(*points, strict=True),
+                    LINES[style % len(LINES)],
+                    color=f"C{number if len(logs) > 1 else style}",
+                    marker="o" if len(points) < 30 else None,
+                    markersize=3,
+                    linewidth=1.2,
+                    label=label or None,
+                )
+    axes.set_xlabel("epoch", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.grid(alpha=0.3)
+    if len(logs) > 1 or len(keys) > 1:
+        axes.legend(fontsize=7)
+    return (
+        f"<figure><h3>{html.escape(panel.title)}</h3>{inline(figure, panel.title)}"
+        f"<figcaption>{html.escape(panel.hint)}</figcaption></figure>"
+    )
+
+
+def inline(figure: Any, text: str) -> str:
+    """Return a matplotlib figure as an <img> with inline data."""
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
+    data = base64.b64encode(png.getvalue()).decode()
+    return f"<img alt='{html.escape(text, quote=True)}' src='data:image/png;base64,{data}'>"
