@@ -36,10 +36,9 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.store.records import Record, Records
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, refuse_few
+from nnclr_hub.workbench.metadata import path_of
 from nnclr_hub.workbench.payload import decode_base64, decode_vector
-from nnclr_hub.workbench.portion import portion
-from nnclr_hub.workbench.table_items import path_of
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
 
 PROBE = "probe"
 CARD = "card.json"
@@ -170,25 +169,9 @@ class ProbeFit(FitOptions):
             raise InvalidRequest("Give either collection and field, or items.")
 
 
-@dataclass(frozen=True)
-class ProbeFitted:
-    """A probe that is kept at the end of the task."""
-
-    name: str
-    fitted: FittedProbe
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the scores, and the first images that could not be read."""
-        about = self.fitted.kept(self.name).about
-        numbers = {name: about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
-        errors = [{"index": index, "detail": reason} for index, reason in self.fitted.broken[:MAX_NAMED]]
-        probe = self.fitted.probe
-        return {"probe": self.name, "classes": len(probe.classes), "l2": probe.l2, **numbers, "errors": errors}
-
-
 @task("probe_fit", ProbeFit, path="/probes")
-def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> ProbeFitted:
-    """Fit a probe, and keep it with the store."""
+def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> dict[str, Any]:
+    """Fit a probe, and keep it with the store; return the scores, and the first images that could not be read."""
     if request.items is None:
         assert request.field is not None
         collection = bench.collection(request.collection)
@@ -199,8 +182,11 @@ def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> ProbeFitte
         embedder = bench.models.get(source) if images or source else None
         fitted = fit_on_examples(request.items, embedder, request, progress=context.progress)
     context.raise_if_cancelled()
-    context.at_end(partial(keep_probe, kept=fitted.kept(request.name), replace=request.replace))
-    return ProbeFitted(request.name, fitted)
+    kept, probe = fitted.kept(request.name), fitted.probe
+    context.at_end(partial(keep_probe, kept=kept, replace=request.replace))
+    numbers = {name: kept.about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
+    errors = [{"index": index, "detail": reason} for index, reason in fitted.broken[:MAX_NAMED]]
+    return {"probe": request.name, "classes": len(probe.classes), "l2": probe.l2, **numbers, "errors": errors}
 
 
 def fit_on_collection(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +28,10 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
-from nnclr_hub.workbench.metadata_keys import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
+from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.sources import read_source
 from nnclr_hub.workbench.tasks import Cancelled, Request, TaskContext, option, task
-
-if TYPE_CHECKING:
-    from nnclr_hub.workbench.workbench import Workbench
-
 
 PAGE = 1000  # items to compare at once
 FETCHED = 256  # items whose vectors and thumbnails are in memory at once
@@ -85,13 +81,14 @@ class ReembedRequest(Request):
 
 
 @task("reembed", ReembedRequest, path="/collections/{collection}/reembed")
-def reembed_collection(bench: Workbench, request: ReembedRequest, context: TaskContext) -> Reembedded:
+def reembed_collection(bench: Any, request: ReembedRequest, context: TaskContext) -> dict[str, Any]:
     """Build a copy of the collection with another encoder, then swap the two; see `reembed`."""
     options = {"skip_missing": request.skip_missing, "writes_stopped": request.writes_stopped}
     model, folders = request.source or request.model, bench.source_folders
     try:
         context.raise_if_cancelled()
-        return reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
+        found = reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
+        return found.as_json()
     except Cancelled:
         with suppress(CollectionNotFound):  # the collection is deleted
             abandon(bench, request.collection)
@@ -99,7 +96,7 @@ def reembed_collection(bench: Workbench, request: ReembedRequest, context: TaskC
 
 
 def reembed(
-    bench: Workbench,
+    bench: Any,
     name: str,
     model: str,
     *,
@@ -125,6 +122,7 @@ def reembed(
         InvalidRequest: if another re-embedding runs, or the store keeps no log and writes are not stopped.
         StoreError: if items cannot be embedded; finished work is kept for the next call.
     """
+    bench.collection(name)  # a wrong name is reported before a model is loaded
     embedder = bench.models.get(model)
     if not bench.reembedding.acquire(blocking=False):
         raise InvalidRequest("Another collection of this store is being re-embedded; wait until that is done.")
@@ -154,7 +152,7 @@ def reembed(
         bench.reembedding.release()
 
 
-def abandon(bench: Workbench, name: str) -> list[str]:
+def abandon(bench: Any, name: str) -> list[str]:
     """Drop the unfinished copies of a collection; return their names.
 
     Raises:

@@ -25,7 +25,7 @@ from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
 from nnclr_hub.images.tile import Tile
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.image_record import record
-from nnclr_hub.workbench.metadata_keys import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
+from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.originals import Originals
 
 # formats that browsers show; others are converted to PNG

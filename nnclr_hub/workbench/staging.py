@@ -36,7 +36,7 @@ from nnclr_hub.images.folder import folder_labels
 from nnclr_hub.images.tar import REPEATED, TarMember, members
 from nnclr_hub.images.zip import MOST_FILES, Zipped, too_large, unzipped, zip_members
 from nnclr_hub.store.disk import fsync_folder
-from nnclr_hub.workbench.import_format import ImportFormat
+from nnclr_hub.workbench.requests import ImportFormat
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete

@@ -35,7 +35,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.disk import NO_SPACE, check_space
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
+from nnclr_hub.workbench.requests import FORMATS, ImportFormat
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, unstage
 
 from ..jobs import Jobs, JobStatus

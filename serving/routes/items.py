@@ -38,7 +38,7 @@ from nnclr_hub.workbench import AddRequest, NewImage
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
-from nnclr_hub.workbench.table_items import table_values
+from nnclr_hub.workbench.metadata import table_values
 
 from ..answers import PartsResponse, encoded
 from ..ingest import note_changes

@@ -31,7 +31,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench.duplicates import DuplicatesRequest, check_pair_score
-from nnclr_hub.workbench.index_task import IndexRequest
+from nnclr_hub.workbench.folder_index import IndexRequest
 from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from nnclr_hub.workbench.reembedding import ReembedRequest, abandon
 from nnclr_hub.workbench.source_folders import SourceFolders

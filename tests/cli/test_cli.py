@@ -116,7 +116,6 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
     index(folder, store, model=model)
     assert "d" in refused("search", image_files[0], "--collection", "d", "--store", store, code=1)
     assert "vectors" in refused("index", folder, *call, "--model", "random:test_resnet", code=1)
-    assert "vectors" in refused("search", image_files[0], *call, "--model", "random:test_resnet", code=1)
     with open_store(str(store)):
         assert "Error" in refused("index", folder, *call, code=1)
         assert nnclr("search", image_files[0], *call)[0] == 0  # reading works while another process writes

@@ -21,7 +21,7 @@ from nnclr_hub.cli.verbs import confirm
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
+from nnclr_hub.workbench.metadata import PIXEL_HASH
 
 DIM = 8
 
@@ -106,12 +106,6 @@ def damage(store: Path) -> None:
         )
 
 
-def test_snapshot_and_compact_report_the_collections(nnclr):
-    assert "photos: " in nnclr("snapshot")[1]
-    assert "photos: compacted, 30 items" in nnclr("compact", "photos")[1]
-    assert nnclr("verify")[0] == 0
-
-
 def test_drop_asks_for_confirmation(nnclr):
     code, _, err = nnclr("drop", "photos", typed="n\n")
     assert code == 1
@@ -127,14 +121,6 @@ def test_a_closed_standard_input_is_no_answer(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InvalidRequest, match="--yes"):
         confirm("Delete?")
-
-
-def test_aliases_are_added_and_removed(nnclr):
-    assert nnclr("alias", "best", "current")[0] == 0
-    assert json.loads(nnclr("list", "--json")[1])[0]["aliases"] == ["best", "current"]
-    assert nnclr("unalias", "best")[0] == 0
-    assert json.loads(nnclr("list", "--json")[1])[0]["aliases"] == ["current"]
-    assert "best" in error_line(nnclr("unalias", "best"), 1)
 
 
 def test_a_renamed_collection_keeps_its_aliases(nnclr):

@@ -10,11 +10,11 @@ import tifffile
 from commands import error_line, nnclr
 
 from nnclr_hub import Client
-from nnclr_hub.client.collection import RemoteCollection
+from nnclr_hub.client.remote import RemoteCollection
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, ServerUnreachable, StoreCorrupt, UnknownModel
 from nnclr_hub.store.folder.collection import EmbeddedCollection
-from nnclr_hub.workbench import workbench
+from nnclr_hub.workbench import NewCollection, folder_index
 
 KEY = "0123456789abcdefghijklmnop"
 
@@ -89,7 +89,7 @@ def test_the_first_error_of_an_index_is_reported(server, folder, model, monkeypa
 
     monkeypatch.setenv("NNCLR_API_KEY", KEY)
     kind, place = {
-        "store": (workbench, ("--store", tmp_path / "s", "--model", model)),
+        "store": (folder_index, ("--store", tmp_path / "s", "--model", model)),
         "server": (RemoteCollection, ("--server", server.url)),
     }[where]
     monkeypatch.setattr(kind, "index_folder", fails)
@@ -120,9 +120,9 @@ def test_a_collection_of_a_server_reads_the_chosen_channels(server, model, monke
         )
         np.testing.assert_allclose([found["0.tif"], found["1.tif"]], expected, atol=1e-3)
         with pytest.raises(UnknownModel):
-            client.collections.create("other", model="nowhere?channels=0")
+            client.create_collection("other", NewCollection("nowhere?channels=0"))
         with pytest.raises(InvalidRequest):
-            client.collections.create("other", model="default?page=1&project=max")
+            client.create_collection("other", NewCollection("default?page=1&project=max"))
     listed = json.loads(nnclr("store", "list", "--server", server.url, "--json")[1])
     assert [(one["name"], one["items"]) for one in listed if one["name"] == "cells"] == [("cells", 2)]
     assert "2 unchanged" in nnclr("index", cells, *there)[1]

@@ -25,7 +25,7 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.cross_validation import out_of_fold
 from nnclr_hub.workbench.duplicates import DuplicatesRequest
-from nnclr_hub.workbench.index_task import IndexRequest
+from nnclr_hub.workbench.folder_index import IndexRequest
 from nnclr_hub.workbench.inspection.comparison import ComparisonRequest
 from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from nnclr_hub.workbench.inspections import get_inspection, is_current
@@ -37,7 +37,7 @@ from nnclr_hub.workbench.reembedding import ReembedRequest
 def server(model, photos, tmp_path_factory, serve) -> Iterator:
     for running in serve(model, tmp_path_factory.mktemp("probes") / "store", source_folders=[str(photos)]):
         with Client(running.url) as client:
-            client.collections.create("photos")
+            client.create_collection("photos")
             client.collection("photos").index_folder(photos)
         yield running
 
@@ -73,7 +73,7 @@ def test_a_probe_is_fitted_on_a_field_predicts_and_is_downloaded(client, encoder
 
 
 def test_maintenance_of_a_collection_runs_as_jobs(client, server, encoder, image_files):
-    client.collections.create("twice")
+    client.create_collection("twice")
     collection = client.collection("twice")
     collection.upsert([Item(name, encoder.embed(image_files[:1])[0]) for name in "ab"])
     request = CollectionRequest("twice")
@@ -90,17 +90,17 @@ def test_maintenance_of_a_collection_runs_as_jobs(client, server, encoder, image
         client.start("reembed", ReembedRequest("twice", "nothing"))
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").compact()
-    client.collections.drop("twice")
+    client.store.drop("twice")
 
 
 def test_a_folder_on_the_server_is_indexed(client, photos):
-    client.collections.create("there")
+    client.create_collection("there")
     [one, *_] = sorted(folder.name for folder in photos.iterdir())
     assert client.run("index", IndexRequest("there", folder=one))["added"] == len(list((photos / one).iterdir()))
     assert client.run("index", IndexRequest("there", photos.name))["added"] == 60
     with pytest.raises(InvalidRequest):
         client.start("index", IndexRequest("there", folder=".."))
-    client.collections.drop("there")
+    client.store.drop("there")
 
 
 def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, image_files):

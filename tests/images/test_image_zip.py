@@ -16,7 +16,7 @@ from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 from nnclr_hub.images import zip as image_zip
 from nnclr_hub.images.listing import image_files
 from nnclr_hub.remote_files import RemoteBytes
-from nnclr_hub.workbench.import_format import FORMATS
+from nnclr_hub.workbench.requests import FORMATS
 from nnclr_hub.workbench.staging import StagedImage, images_of
 
 

@@ -12,6 +12,7 @@ from tiny_runs import nnclr
 
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.workbench import FolderRequest
 from serving.jobs.job import JobStatus
 from serving.jobs.records import JobRecords
 
@@ -48,7 +49,7 @@ def file(tmp_path_factory):
 def server(file, photos, serve):
     shutil.copytree(photos, file.parent / "photos")
     for running in serve(f"python:{file}:layout", file.parent / "store", source_folders=[str(file.parent)]):
-        running.bench.index_folder("album", file.parent / "photos", model=f"python:{file}:colors")
+        running.bench.index_folder("album", FolderRequest(file.parent / "photos", model=f"python:{file}:colors"))
         yield running
 
 

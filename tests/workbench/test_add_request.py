@@ -7,7 +7,7 @@ import pytest
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import AddRequest, Encoders, NewImage, Workbench
+from nnclr_hub.workbench import AddRequest, Encoders, FolderRequest, NewImage, Workbench
 
 
 def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
@@ -55,6 +55,6 @@ def test_images_can_be_added_without_a_thumbnail(image_files, photos, model, tmp
         assert bench.add_images("photos", AddRequest(images)) == [None, None]
         assert bench.collection("photos").thumbnail("with") is not None
         assert bench.collection("photos").thumbnail("without") is None
-        bench.index_folder("indexed", photos, thumbnails=False)
+        bench.index_folder("indexed", FolderRequest(photos, thumbnails=False))
         [item] = bench.collection("indexed").scroll(limit=1).items
         assert bench.collection("indexed").thumbnail(item.id) is None

@@ -24,6 +24,7 @@ from nnclr_hub.images.parquet import ParquetImage
 from nnclr_hub.images.source import PackedImage
 from nnclr_hub.remote_files import RemoteBytes
 from nnclr_hub.table_rows import LabelTable
+from nnclr_hub.workbench import FolderRequest
 from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.inspection.findings import inspect_subject
 from nnclr_hub.workbench.inspection.subject import folder_subject, inspected_files
@@ -84,7 +85,7 @@ def test_an_archive_is_indexed_like_its_folder(kind, bench, folder, tmp_path):
             assert read_original(bench.collection("packed"), item.id, [folder]).of == "thumbnail"
     assert bench.index_folder("packed", place).unchanged == 4
     place_of(kind, folder, tmp_path, leave_out=["b.jpg"])
-    report = bench.index_folder("packed", place, prune=True)
+    report = bench.index_folder("packed", FolderRequest(place, prune=True))
     assert (report.unchanged, report.removed) == (3, 1)
     for item in bench.collection("packed").scroll().items:  # most are now elsewhere in the archive
         original = read_original(bench.collection("packed"), item.id, [tmp_path])
@@ -173,11 +174,11 @@ def test_several_archives_are_one_source(bench, folder, tmp_path):
     (tmp_path / "shards" / "e-0.tar").rename(tmp_path / "shards" / "e-1.tar")
     assert bench.index_folder("shards", tmp_path / "shards").added == 8
     (tmp_path / "shards" / "deep" / "e-0.tar").unlink()  # its folder is empty, so its disk may not be mounted
-    report = bench.index_folder("shards", tmp_path / "shards", prune=True)
+    report = bench.index_folder("shards", FolderRequest(tmp_path / "shards", prune=True))
     assert (report.unchanged, report.removed, report.kept) == (4, 0, 4)
     (tmp_path / "shards" / "deep").rmdir()
     assert bench.index_folder("shards", tmp_path / "shards").removed == 0
-    report = bench.index_folder("shards", tmp_path / "shards", prune=True)
+    report = bench.index_folder("shards", FolderRequest(tmp_path / "shards", prune=True))
     assert (report.unchanged, report.removed, report.kept) == (4, 4, 0)
     (tmp_path / "elsewhere").mkdir()
     pack(tmp_path / "elsewhere" / "d-0.tar", folder)

@@ -18,9 +18,9 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
+from nnclr_hub.workbench import Encoders, FolderRequest, NewImage, SearchQuery, Workbench, reembedding
 from nnclr_hub.workbench.duplicates import exact_duplicates
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
+from nnclr_hub.workbench.metadata import PIXEL_HASH
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
 
@@ -126,7 +126,7 @@ def test_writes_between_two_calls_are_in_the_new_collection(bench, other, folder
     os.utime(changed, (1, 1))
     gone.unlink()
     shutil.copy(image_files[5], new)
-    assert bench.index_folder("c", folder, prune=True).removed == 1
+    assert bench.index_folder("c", FolderRequest(folder, prune=True)).removed == 1
     bench.update_metadata("c", {"label": "edited"}, ids=[by_path["cat/02.jpg"]])
     bench.delete("c", [by_path["cat/03.jpg"]])
     (folder / "cat" / "03.jpg").unlink()
