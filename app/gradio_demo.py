@@ -244,7 +244,7 @@ def serve(url: str, collection: str | None, port: int, host: str, runs: Path | N
         FastAPI(), page, path="/", server_name=host, server_port=port, ssr_mode=False, theme=theme
     )
     # uvicorn's other parser, which `page.launch` would choose, executes the body of a request with `Upgrade` as a
-    # request; see serving/http_protocol.py. Gradio has no web sockets.
+    # request; see serving/run.py. Gradio has no web sockets.
     uvicorn.run(
         served, host=host, port=port, log_level="warning", http="h11", ws="none", timeout_graceful_shutdown=GRACE_S
     )

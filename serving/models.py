@@ -19,28 +19,36 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from itertools import count
+from typing import cast
+
+import numpy as np
+from anyio import CapacityLimiter, to_thread
+from fastapi import Request
 
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform
-from nnclr_hub.errors import ModelError, Overloaded
+from nnclr_hub.errors import ImageError, ModelError, Overloaded, StoreError
 from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
 from nnclr_hub.images.pool import DecodingLimits, decoding_processes
+from nnclr_hub.store.base import Collection, Item
+from nnclr_hub.workbench import AddRequest, NewImage, Workbench
+from nnclr_hub.workbench.ingestion import read_image, with_vector
 
-from .engine import Engine, Result
-from .engine.admission import shutting_down
-from .engine.attention import AttentionQuery
-from .limits import loading
+from .engine import AttentionQuery, Engine
+from .limits import loading, shutting_down, while_connected
 from .settings import Settings
-from .telemetry import Metrics
+from .stages import Result
+from .telemetry import Metrics, note_change
 
 log = logging.getLogger(__name__)
+WRITERS = 8  # uploads that write or wait for a model at once
 
 
 class Model:
@@ -104,20 +112,25 @@ class Model:
         with self.held() as engine:
             return engine.run(list(images), background=True)
 
-    async def embed_each_async(self, images: Sequence[ImageLike]) -> list[Result]:
+    async def embed_each_async(self, given: Sequence[ImageLike | ImageError]) -> list[Result]:
         """Return what `embed_each` does, for requests. Cancelling it drops the images that have not started.
+
+        Images that could not be received are ImageErrors already, and stay so.
 
         More than a request's usual number of images go through the engine in parts, two at a time. The first part is
         refused if the server is overloaded; the others wait for permits until the deadline.
         """
-        settings = self._engines.settings
+        settings, images = self._engines.settings, [one for one in given if not isinstance(one, ImageError)]
         # two parts run at a time, and a part of the whole capacity would be refused while another image is in progress
         part = min(settings.max_images, max(1, settings.capacity // 2))
         async with self.held_async() as engine:
             if len(images) <= part:
-                return await engine.run_async(images)
-            parts = [images[i : i + part] for i in range(0, len(images), part)]
-            return await _run_in_parts(engine, parts, settings.deadline_s)
+                results = await engine.run_async(images)
+            else:
+                parts = [images[i : i + part] for i in range(0, len(images), part)]
+                results = await _run_in_parts(engine, parts, settings.deadline_s)
+        left = iter(results)
+        return [one if isinstance(one, ImageError) else next(left) for one in given]
 
     async def load_attention_async(self) -> int | None:
         """Build the network that attention needs, which takes seconds the first time.
@@ -400,3 +413,64 @@ async def _run_in_parts(engine: Engine, parts: Sequence[Sequence[ImageLike]], se
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ---- add images
+
+
+class Ingest:
+    """Add uploaded images to collections: the embedding is awaited, threads only decode and write.
+
+    It has separate threads, so that requests that only read never wait for decoding or for the disk.
+
+    Args:
+        threads: number of images decoded at once, for thumbnails and hashes.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._decoders = CapacityLimiter(threads)
+        self.writers = CapacityLimiter(WRITERS)
+
+    async def add(self, request: Request, bench: Workbench, name: str, images: AddRequest) -> list[ImageError | None]:
+        """Add images as `Workbench.add_images` does; stop before the write if the client disconnects.
+
+        Raises:
+            CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
+            ClientDisconnect: the client has disconnected.
+        """
+        collection, model = await to_thread.run_sync(_target, bench, name, limiter=self.writers)
+        items = await while_connected(request, self._embed(images.images, model))
+
+        def add() -> list[ImageError | None]:
+            errors = bench.add_images(name, images, embedded=(collection, items))
+            note_changes(bench, name, errors.count(None))
+            return errors
+
+        return await to_thread.run_sync(add, limiter=self.writers)
+
+    async def _embed(self, images: Sequence[NewImage], model: Model) -> list[Item | ImageError]:
+        """Embed and decode the images. The engine comes first, because it may refuse the request."""
+        vectors = await model.embed_each_async([image.image for image in images])
+
+        async def item(image: NewImage, vector: np.ndarray | ImageError) -> Item | ImageError:
+            if isinstance(vector, ImageError):
+                return vector
+            read = partial(read_image, image, model.reading, with_image=False)
+            result = await to_thread.run_sync(read, limiter=self._decoders)
+            return with_vector(result, vector, model.name)
+
+        return await asyncio.gather(*map(item, images, vectors))
+
+
+def _target(bench: Workbench, name: str) -> tuple[Collection, Model]:
+    bench.store.refuse_if_read_only()
+    collection = bench.collection(name)
+    return collection, cast(Model, bench.embedder_of(collection))
+
+
+def note_changes(bench: Workbench, name: str, count: int) -> None:
+    """Record a write for the log. The collection may have been dropped since, but the write was answered."""
+    seconds = 0.0
+    with suppress(StoreError):
+        seconds = bench.collection(name).statistics().commit_seconds
+    note_change(count, seconds)

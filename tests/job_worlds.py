@@ -46,6 +46,7 @@ class Work:
             self.secrets.append(request.secret)
             self.states.append(context.state)
             context.save({"begun": len(self.begun)})
+            context.begin("Stepping")
             for step in range(request.steps):
                 context.progress(step, request.steps)
                 while not self.steps.acquire(timeout=0.01):

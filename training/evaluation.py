@@ -26,7 +26,7 @@ from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.hub.layout import HELD_OUT
 from nnclr_hub.images.listing import is_packed
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 
@@ -197,7 +197,7 @@ def scores_of(sets: Sequence[LabeledSet], encoder: Encoder, protocols: Sequence[
 def _crops(files: ImageFiles, transform: EvalTransform, ranks: Ranks, progress: Callable[[int], None]) -> Share:
     """Return the share of this process of the labeled images that can be read."""
 
-    def crop(path: Path | PackedImage) -> np.ndarray | None:
+    def crop(path: Path | Source) -> np.ndarray | None:
         try:
             return transform.crop(transform.read_image(path))
         except ImageError:

@@ -21,7 +21,7 @@ from nnclr_hub.errors import ImageError
 from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.images.pool import decoding_processes, run_isolated
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import paired_difference
 from nnclr_hub.progress import bar
@@ -125,9 +125,7 @@ def operations(architecture: str, arguments: dict[str, Any], side: int) -> int:
     return counter.get_total_flops()
 
 
-def kept_contrast(
-    paths: Sequence[Path | PackedImage], reading: ImageReading = PLAIN, channels: int = 3
-) -> dict[int, float]:
+def kept_contrast(paths: Sequence[Path | Source], reading: ImageReading = PLAIN, channels: int = 3) -> dict[int, float]:
     """Return {side in pixels: median share of the variance of the pixels that remains at that side, in [0, 1]}.
 
     An image is compared with its copy that is shrunk to that side and enlarged again: photographs keep most of it, and

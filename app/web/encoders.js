@@ -39,7 +39,7 @@ async function chosen(name) {
 /** Result of the newest comparison that the server still has. @param {string} name */
 async function newest(name) {
   const {jobs} = await rest('GET', 'jobs', {query: {kind: 'comparison', state: 'done', limit: 100}});
-  const job = jobs.find((/** @type {any} */ one) => one.params.collection === name);
+  const job = jobs.find((/** @type {import('./api.js').Job} */ one) => one.params.collection === name);
   return job && (await rest('GET', `jobs/${job.id}`)).result;
 }
 

@@ -16,7 +16,7 @@ import {Rows} from './rows.js';
  * @property {string} [preview] address of a small copy of an own image
  */
 /** @typedef {{positive: Example[], negative: Example[]}} Query */
-/** @typedef {{score: number, percentile: number | null}} Match and more, as REST returns it */
+/** @typedef {import('./api.js').Match} Match */
 
 const FIRST_MATCHES = 60; // twice what most screens show, because every match costs the server time
 const MORE_MATCHES = 200;
@@ -30,7 +30,7 @@ export function fieldOf(name) {
 }
 
 export class Explorer extends EventTarget {
-  /** @param {any} info of the collection, as REST describes it */
+  /** @param {import('./api.js').Collection} info of the collection, as REST describes it */
   constructor(info) {
     super();
     this.info = info;
@@ -265,7 +265,7 @@ export class Explorer extends EventTarget {
     };
     const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
     this.hasMore = matches.length === k && offset + k < MAX_MATCHES;
-    return matches.map((/** @type {any} */ one) => [this.rows.add(one.id, one.metadata), one]);
+    return matches.map((/** @type {import('./api.js').Match} */ one) => [this.rows.add(one.id, one.metadata), one]);
   }
 
   /** Search for what is like an item. @param {number} row */

@@ -72,11 +72,10 @@ class ShardWorker:
             The number of images, or the code and message of an error; Ray passes on only the text of exceptions.
         """
         job, number = self.job, int(batch["number"][0])
-        done, error = job.plan.size(number), ("", "")
+        done, error = job.plan.images([number]), ("", "")
         try:
             with decoding_processes(images=done):
-                for sources, shards in job.plan.stretches(job.folder, job.places, [number]):
-                    fill(job.folder, job.plan, sources, shards, self.encoder)
+                fill(job.folder, job.plan, job.plan.parts(job.folder, job.places, [number]), self.encoder)
         except NNCLRHubError as caught:
             done, error = 0, (caught.code, str(caught))
         return {"done": np.array([done]), "error": np.array([error[0]]), "message": np.array([error[1]])}
@@ -113,15 +112,16 @@ def embed_shards_by_ray(
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
     job = WorkerTask(folder, plan, places, model, backend)
     parts = [{"number": number} for number in wanted]
-    done = plan.images - sum(map(plan.size, wanted))
-    progress(done, plan.images)
+    total = plan.images()
+    done = total - plan.images(wanted)
+    progress(done, total)
     if wanted:
         with _connected(address) as ray:
             for row in _results(ray, job, parts, workers):
                 if row["error"]:
                     raise BY_CODE[row["error"]](row["message"])
                 done += int(row["done"])
-                progress(done, plan.images)
+                progress(done, total)
     return summarize(folder, plan, range(plan.shards))
 
 

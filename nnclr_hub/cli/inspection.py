@@ -116,7 +116,7 @@ def inspect(
 def _inspect_folder(
     what: str, to: Path, request: Any, model: str | None, reading: ReadingOptions, tiling: Any, report: Report
 ) -> Inspected:
-    from nnclr_hub.images.listing import image_files, is_packed
+    from nnclr_hub.images.listing import find_images, is_packed
     from nnclr_hub.workbench.inspection.findings import inspect_subject
     from nnclr_hub.workbench.inspection.report import write_inspection
     from nnclr_hub.workbench.inspection.subject import folder_subject
@@ -124,7 +124,7 @@ def _inspect_folder(
     if not Path(what).is_dir() and not is_packed(what):
         raise InvalidRequest(f"{what} is a file; give the folder that contains it.")
     if Path(what).is_dir():
-        image_files([what])  # a folder without images is reported before the encoder is loaded
+        find_images([what])  # a folder without images is reported before the encoder is loaded
     (to / CACHE).mkdir(parents=True, exist_ok=True)
     options = {"labels": request.labels, "parts": request.parts, "cache": to / CACHE, "tiling": tiling}
     subject = folder_subject(what, _source(model, reading, "auto"), **options, report=report)

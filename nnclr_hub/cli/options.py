@@ -103,7 +103,7 @@ class Place:
 
     def require_folder(self, work: str) -> Path:
         """Return the folder of a store, or raise InvalidRequest: this work needs the files themselves."""
-        if "://" in self.address or Path(self.address).is_file():
+        if "://" in self.address or self.address.endswith(".db"):  # Milvus Lite
             raise InvalidRequest(f"{work} on the machine that has the store, with --store FOLDER.")
         return Path(self.address)
 

@@ -144,7 +144,7 @@ def predict(
 
     Example: nnclr probe predict --collection photos --probe probe --out predicted.csv
     """
-    from nnclr_hub.images.listing import image_files
+    from nnclr_hub.images.listing import find_images
     from nnclr_hub.progress import bar
     from nnclr_hub.workbench.probes import predict_collection, predict_files
 
@@ -160,7 +160,7 @@ def predict(
         with place.opened(read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
             names, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
     else:
-        paths = image_files(images or ())
+        paths = [one.plain for one in find_images(images or ())]
         loaded, encoder = _load(probe, model, reading)
         with bar(err, "embedding") as advance:
             names, prediction, broken = predict_files(loaded, encoder, paths, progress=advance)

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from nnclr_hub.client.jobs import Job, wait_for
+from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
 from nnclr_hub.client.uploads import MOST, bounded, files_of, list_folder, load, own_items, send_images, upload_file
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
@@ -339,7 +339,7 @@ class RemoteCollection(Collection):
     def _done(self, kind: str, progress: Progress) -> Mapping[str, Any]:
         call = Call("POST", f"{API}/jobs", json={"kind": kind, "collection": self.name})
         job = self._connection.send(call).read(Job.of)
-        return wait_for(self._connection, job.id, None, progress).result or {}
+        return RemoteJobs(self._connection).wait(job.id, progress=progress).result or {}
 
     # ---- inspections
 

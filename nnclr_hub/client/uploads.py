@@ -18,7 +18,7 @@ from urllib.parse import quote
 
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, NNCLRHubError, RequestTooLarge
-from nnclr_hub.images.source import ImageSource
+from nnclr_hub.images.source import Place
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Progress
 from nnclr_hub.workbench.folder_changes import FolderImage, Listing, list_images_of
@@ -96,7 +96,7 @@ def load(image: FolderImage, request: FolderRequest) -> NewImage | ImageError:
 def list_folder(request: FolderRequest) -> Listing:
     """List the images of a folder, with the name of their source in the collection; see `list_images_of`."""
 
-    def origin(place: ImageSource) -> str:
+    def origin(place: Place) -> str:
         path = PurePosixPath(place.absolute)
         named = request.source or _default_source(path.parent if place.archive else path)
         # without slashes, since a server shows only the last part
@@ -128,7 +128,7 @@ def own_items(name: str, listing: Listing, held: dict[str, dict[str, Any]]) -> d
             continue
         if in_archive or (other.get("size"), other.get("mtime")) != (state["size"], state["mtime"]):
             _, path = listing.file_of(image)
-            own = f":{PurePosixPath(listing.sources[image.source].absolute).name}" if in_archive else ""
+            own = f":{PurePosixPath(image.place.absolute).name}" if in_archive else ""
             same = f"if that is the same {'archive' if in_archive else 'folder'}, set source="
             same += f"{theirs.removesuffix(own)!r} (--source), otherwise "
             raise InvalidRequest(

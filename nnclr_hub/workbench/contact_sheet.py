@@ -99,7 +99,7 @@ def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], re
             name, label = f"{match.metadata.get('path', match.id)}{part}", match.metadata.get("label", "")
             percentile = percent_text(match.percentile)
             score = f"{match.score:.4f} ({percentile})" if percentile else f"{match.score:.4f}"
-            caption = f'<span class="score">{score}</span> {escape(str(label))}<br>'
+            caption = f'<span class="score">{escape(score)}</span> {escape(str(label))}<br>'
             parts.append(_figure(jpeg, name, f'{caption}<span class="path">{escape(name)}</span>'))
         parts.append("</div>" if row.matches else "</div><p>No matches.</p>")
     return "\n".join([*parts, "</body></html>\n"])

@@ -15,7 +15,6 @@ from typing import Any, Protocol, TypeVar
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.pool import decoding_processes
-from nnclr_hub.images.tile import Tile
 from nnclr_hub.images.tiles import is_empty
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
@@ -107,7 +106,7 @@ def _update(write: Write, patches: Known) -> None:
 
 def _bytes(one: FolderImage) -> int:
     """Return the size of an image; a tile is read alone, and its pixels count as if they were compressed."""
-    if not isinstance(one.path, Tile):
+    if one.path.box is None:
         return one.metadata["size"]
     left, top, right, bottom = one.path.box
     return (right - left) * (bottom - top)
@@ -147,7 +146,7 @@ def _cut(items: Sequence[Mapping[str, Any]]) -> str:
 def _refuse_clash(collection: Collection, listing: Listing, known: Known) -> None:
     """Refuse a second folder with the same relative paths, which would overwrite the first; a moved folder is fine."""
     for id in listing.images.keys() & known.keys():
-        other, root = str(known[id]["root"]), listing.origins[listing.images[id].source]
+        other, root = str(known[id]["root"]), listing.origin_of(listing.images[id])
         if other == root:
             continue
         if Path(other).is_absolute():

@@ -12,13 +12,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.spec import CollectionSpec, Compared, IndexName, Metric, Precision
 from nnclr_hub.store.where import check_key
-from nnclr_hub.workbench.payload import decode_base64, encode_image
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,7 +69,7 @@ class NewImage:
 
 @dataclass(frozen=True, eq=False)
 class AddRequest:
-    """Images to add to a collection. Its JSON form is the body of POST /api/v1/collections/{name}/items.
+    """Images to add to a collection.
 
     images: each under a different id. The same bytes may come twice without an id.
     """
@@ -97,30 +96,6 @@ class AddRequest:
             other = first.setdefault(image.item_id, image)
             if other is not image and not (isinstance(image.image, bytes) and image.id == content_id(image.image)):
                 raise InvalidRequest(f"The id {image.id!r} is given twice in one request; use a different id for each.")
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the body of a REST upload, images as base64; raise ImageError if a file cannot be opened."""
-        return {"items": [{**one.note(), "image": encode_image(one.image)} for one in self.images]}
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any], decode: Callable[[str], bytes] | None = None) -> Self:
-        """Read the body of a REST upload.
-
-        Args:
-            decode: makes bytes of the text of an image; None: base64 or a data URI. An image may be bytes already.
-        """
-        items, names = body.get("items"), [one.name for one in fields(NewImage)]
-        if body.keys() - {"items"} or not isinstance(items, list | tuple):
-            raise InvalidRequest("An upload is an object with one field: items, a list of {id, image, metadata}.")
-        images = []
-        for item in items:
-            if not isinstance(item, Mapping) or item.keys() - set(names) or "image" not in item:
-                raise InvalidRequest(f"An item must have an image, and may have {', '.join(names)}; got {item!r:.80}.")
-            image = item["image"]
-            if isinstance(image, str):
-                image = decode(image) if decode is not None else decode_base64(image, "image")
-            images.append(NewImage(item.get("id"), image, item.get("metadata", {}), item.get("thumbnail", True)))
-        return cls(images)
 
 
 def content_id(data: bytes) -> str:

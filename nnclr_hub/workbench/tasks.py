@@ -102,6 +102,7 @@ class TaskContext:
     folder: files that were uploaded for the task, and its notes; survives a restart. None where nothing is uploaded.
     state: what an earlier attempt saved with `save`; {} at the first.
     writes: see `at_end`.
+    phase: what `begin` set last; "" at first.
 
     Args:
         report: called with (done, total).
@@ -121,7 +122,12 @@ class TaskContext:
         self.folder = folder
         self.state: Mapping[str, Any] = state or {}
         self.writes: list[Callable[[Records], None]] = []
+        self.phase = ""
         self._report, self._check, self._save = report, check, save
+
+    def begin(self, phase: str) -> None:
+        """Name what the task does from now on, such as `Arranging the map`. Clients see it with the progress."""
+        self.phase = phase
 
     def progress(self, done: int, total: int) -> None:
         """Report progress; raise Cancelled or Interrupted if the task must end."""

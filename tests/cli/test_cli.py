@@ -13,7 +13,6 @@ from commands import nnclr, output_of, refused
 
 from nnclr_hub import load_encoder
 from nnclr_hub.store import open_store
-from nnclr_hub.store.folder.collection import EmbeddedCollection
 
 
 @pytest.fixture
@@ -84,21 +83,6 @@ def test_a_search_names_unreadable_images_and_answers_for_the_others(folder, sto
     first, second = err.splitlines()
     assert str(broken) in first
     assert str(gone) in second
-
-
-def test_search_passes_effort_and_exact_to_the_index(folder, store, model, image_files, monkeypatch):
-    index(folder, store, model=model)
-    asked, search_each = [], EmbeddedCollection.search_each
-
-    def listening(collection, vectors, k, options):
-        asked.append((options.exact, options.effort))
-        return search_each(collection, vectors, k, options)
-
-    monkeypatch.setattr(EmbeddedCollection, "search_each", listening)
-    call = ("search", image_files[3], "--collection", "c", "--store", store)
-    for more in (("--exact",), ("--effort", 200), ()):
-        assert "score" in output_of(*call, *more)
-    assert asked == [(True, None), (False, 200), (False, None)]
 
 
 def test_a_recipe_shows_its_settings():

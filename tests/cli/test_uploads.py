@@ -28,32 +28,6 @@ def index(folder, *more) -> tuple[int, str, str]:
     return nnclr("index", folder, *more)
 
 
-def test_an_upload_reports_like_a_local_index_and_continues_where_it_stopped(
-    server, folder, model, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("NNCLR_API_KEY", KEY)
-    (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
-    there = ("--collection", "c", "--server", server.url, "--source", "mine")
-    code, out, err = index(folder, *there, "--json")
-    assert code == 0, err
-    report = json.loads(out)
-    own = json.loads(index(folder, "--collection", "c", "--store", tmp_path / "s", "--model", model, "--json")[1])
-    assert report == own
-    (folder / "cat" / "00.jpg").unlink()
-    code, out, err = index(folder, *there, "--prune", "--workers", 2)
-    assert (code, out) == (
-        0,
-        f"c: 0 added, 0 updated, 59 unchanged, 1 removed, 1 broken; 59 items in {server.url}\n",
-    )
-    assert "bad.jpg" in err
-    (folder / "cat" / "00.jpg").write_bytes((folder / "cat" / "01.jpg").read_bytes())
-    monkeypatch.setenv("MY_KEY", KEY)
-    monkeypatch.delenv("NNCLR_API_KEY")
-    code, _, err = index(folder, *there, "--api-key-env", "MY_KEY")
-    assert code == 0
-    assert "2/2" in err  # the bar: the broken one is tried again
-
-
 def test_a_failed_upload_is_explained_in_one_line(server, folder, monkeypatch, tmp_path):
     monkeypatch.delenv("NNCLR_API_KEY", raising=False)
     there = ("--collection", "d", "--server", server.url)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends.probe_batch import probe_images, worst_cosine
+from nnclr_hub.publish.onnx_file import probe_images, worst_cosine
 
 CPU = torch.device("cpu")
 EXACT, NEAR = ("openvino", "onnx"), ("torch-bf16", "openvino-bf16")

@@ -13,7 +13,7 @@ from nnclr_hub.images import tiles
 from nnclr_hub.images.decode import MAX_PIXELS, decode_any, decode_image
 from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Source
 from nnclr_hub.images.tiles import Tiling, tiles_of
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Encoders, FolderRequest, SearchQuery, Workbench
@@ -55,7 +55,7 @@ def test_tiles_cover_the_image_and_have_its_pixels(layout, tmp_path):
     with decoding_processes(1):
         np.testing.assert_array_equal(np.asarray(decode_image(tiles[4])), whole[80:180, 80:180])
         with pytest.raises(ImageError):
-            decode_image(Tile(str(path), (200, 0, 300, 100)))
+            decode_image(Source.tile_of(path, (200, 0, 300, 100)))
 
 
 def test_other_formats_are_cut_too_and_small_images_are_one_tile(tmp_path):
@@ -106,7 +106,7 @@ def test_an_image_above_the_limit_is_read_in_tiles(tmp_path):
     with pytest.raises(ImageTooLarge):
         decode_image(path)
     assert len(tiles_of(path, Tiling(1000))) == 81
-    found = np.asarray(decode_image(Tile(str(path), (7000, 5000, 7064, 5064))))
+    found = np.asarray(decode_image(Source.tile_of(path, (7000, 5000, 7064, 5064))))
     np.testing.assert_array_equal(found[..., 0], np.tile(np.arange(64), (64, 1)))
 
 
@@ -161,7 +161,7 @@ def test_shards_and_inspections_of_tiles(slides, model, tmp_path):
     embed_shards(tmp_path / "vectors", [slides], encoder, tiling=TILING)
     [shard] = open_shards(tmp_path / "vectors")
     assert shard.paths[4] == f"{slides}/a.tif#80,80,180,180"
-    part = decode_image(Tile(str(slides / "a.tif"), (80, 80, 180, 180)))
+    part = decode_image(Source.tile_of(slides / "a.tif", (80, 80, 180, 180)))
     np.testing.assert_allclose(shard.vectors[4], encoder.embed([part])[0], atol=1e-5)
     with open_store(tmp_path / "store") as store:
         assert collect(open_shards(tmp_path / "vectors"), store, "slides") == (9, 9)

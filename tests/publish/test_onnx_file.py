@@ -10,10 +10,9 @@ import pytest
 from commands import output_of
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends.probe_batch import probe_images
 from nnclr_hub.errors import InvalidRequest, MissingDependency, ModelError, UnknownModel, WeightsMismatch
 from nnclr_hub.publish import onnx_file
-from nnclr_hub.publish.onnx_file import export_onnx
+from nnclr_hub.publish.onnx_file import export_onnx, probe_images
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")

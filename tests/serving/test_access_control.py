@@ -8,9 +8,8 @@ from access_control_requests import READER, WRITER, ask, bearer, control_of, sen
 from starlette.responses import PlainTextResponse
 
 from nnclr_hub.errors import InvalidRequest
+from serving.access import AccessControl, AccessRules
 from serving.routes import ROUTERS
-from serving.security.access import AccessRules
-from serving.security.access_control import AccessControl
 from serving.settings import Settings
 
 # ---- settings at startup

@@ -16,7 +16,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Workbench, file_import, folder_index
 from nnclr_hub.workbench.staging import complete, folder_of, partial_file, staged
 from nnclr_hub.workbench.tasks import Interrupted, TaskContext
-from serving.jobs.jobs import own_tasks
+from serving.jobs import own_tasks
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ from waiting import until
 
 from nnclr_hub import ImageError, load_encoder
 from nnclr_hub.errors import InvalidRequest, NotReady, Overloaded, RequestTooLarge, ServiceError
-from serving.engine import Engine, ImageTask
+from serving.engine import Engine
 from serving.settings import Settings
+from serving.stages import ImageTask
 from serving.telemetry import Timings, current
 
 WORDS = ImageTask(bytes.decode, str.upper)

@@ -13,7 +13,7 @@ from waiting import until
 from nnclr_hub import Box, ImageError, load_encoder
 from nnclr_hub.encoder.attention import AttentionSettings
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestTooLarge
-from serving.engine import attention
+from serving import engine
 from serving.models import Engines, Model
 from serving.settings import Settings
 
@@ -76,7 +76,7 @@ def test_the_server_limits_the_side_of_the_input(make, vit):
 
 
 def test_too_many_pixels_together_are_refused(make, vit, monkeypatch):
-    monkeypatch.setattr(attention, "MAX_TOTAL_PIXELS", 3 * 64 * 64)
+    monkeypatch.setattr(engine, "MAX_TOTAL_PIXELS", 3 * 64 * 64)
     served, image = make(vit), Image.new("RGB", (64, 64), "red")
     assert len(attend(served, image, target=[image, image])) == 2
     with pytest.raises(RequestTooLarge):

@@ -10,7 +10,7 @@ from fake_encoder import FakeEncoder, busy, first_column, numbers, sample
 from waiting import until
 
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NotReady
-from serving.engine.request import WorkItem
+from serving.stages import WorkItem
 
 
 def cancel_when(engine, images: list[bytes], started: threading.Event) -> None:

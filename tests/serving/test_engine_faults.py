@@ -1,6 +1,7 @@
 """Threads that die or stall, and encoders that always fail: requests fail, and the engine recovers."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -38,7 +39,9 @@ def test_a_thread_that_dies_is_replaced(make_engine):
 def pass_seconds(monkeypatch) -> Callable[[float], None]:
     """Stop the clock by which threads stall, and return a function that advances it: a busy machine causes no fault."""
     now = [0.0]
-    monkeypatch.setattr("serving.engine.worker.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(
+        "serving.stages.time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    )
 
     def advance(seconds: float) -> None:
         now[0] += seconds

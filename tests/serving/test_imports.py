@@ -19,7 +19,7 @@ from nnclr_hub.cli.app import app as cli
 from nnclr_hub.client import uploads
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, staged
-from serving.routes.imports import _PartialFile
+from serving.routes.imports import PartialFile
 
 NDJSON = "application/x-ndjson"
 DIM = 4
@@ -267,7 +267,7 @@ class SlowJobs:
 def test_a_repeated_part_never_changes_the_file_of_a_job(tmp_path, monkeypatch):
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
     ticket, jobs, found = "0" * 32, SlowJobs(), []
-    first, second, late = (_PartialFile(ticket, offset, 100) for offset in (0, 0, 0))
+    first, second, late = (PartialFile(ticket, offset, 100) for offset in (0, 0, 0))
     assert first.open(jobs) is None
     first.append(b"old")
     assert second.open(jobs) is None
@@ -287,7 +287,7 @@ def test_an_upload_continues_if_its_job_could_not_be_submitted(tmp_path, monkeyp
     partial_file(ticket).write_bytes(b"all")
     complete(ticket, "upload.ndjson")
     assert partial_size(ticket) == 3
-    writer = _PartialFile(ticket, 3, 100)
+    writer = PartialFile(ticket, 3, 100)
     assert writer.open(SlowJobs()) is None
     assert writer.submit(SlowJobs(), "upload.ndjson", "import", {}, {}) == "the job"
     assert staged(ticket).path.read_bytes() == b"all"

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from job_worlds import until
 
-from serving.jobs.jobs import Jobs
-from serving.jobs.records import JobRecords
+from serving.jobs import JobRecords, Jobs
 
 
 def test_a_waiting_job_is_cancelled_at_once_and_never_starts(world):

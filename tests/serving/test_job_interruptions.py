@@ -16,7 +16,7 @@ from job_worlds import until
 from nnclr_hub.errors import DiskFull, NotReady, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import staging
-from serving.jobs.records import JOB, JobRecords
+from serving.jobs import JOB, JobRecords
 
 
 def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world):
@@ -59,7 +59,7 @@ def test_a_job_that_crashed_the_server_three_times_fails(world):
 def test_a_full_disk_delays_the_end_of_a_job_and_loses_nothing(world, monkeypatch):
     job = world.submit("a")
     until(world.jobs, job.id, "running")
-    monkeypatch.setattr("serving.jobs.jobs.RETRY_S", 0.01)
+    monkeypatch.setattr("serving.jobs.RETRY_S", 0.01)
     refused = threading.Event()
     put = world.store.records.put
 
@@ -104,7 +104,7 @@ from serving.jobs import Jobs
 from serving.telemetry import Metrics
 sys.path.insert(0, sys.argv[2] + "/tests")
 from job_worlds import WorkRequest
-import serving.jobs.jobs as module
+import serving.jobs as module
 module.MAX_ATTEMPTS = 1000
 
 def run(bench, request, context):

@@ -6,7 +6,7 @@ import logging
 import pytest
 from job_worlds import until
 
-from serving.request_log import Json, Text
+from serving.telemetry import Json, Text
 
 
 @pytest.fixture

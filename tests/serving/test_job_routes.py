@@ -29,6 +29,7 @@ class Steps:
 
     def run(self, bench, request, context):
         for step in range(3):
+            context.begin(f"Step {step}")
             context.progress(step, 3)
             while not self.steps.acquire(timeout=0.01):
                 context.raise_if_cancelled()
@@ -93,7 +94,8 @@ def test_events_report_progress_to_several_clients_and_end_with_the_job(client, 
         assert not thread.is_alive(), "the stream did not end"
     for seen in heard:
         assert {one["id"] for _, _, one in seen} == {job["id"]}
-        assert [name for _, name, _ in seen if name == "progress"]
+        assert [one["progress"]["phase"] for _, name, one in seen if name == "progress"][-1].startswith("Step ")
+        assert seen[-1][2]["progress"] == {"phase": None}
         assert [one["done"] for _, _, one in seen] == sorted(one["done"] for _, _, one in seen)
         ids = [int(id) for id, _, _ in seen]
         assert ids == sorted(set(ids))
@@ -129,7 +131,7 @@ def test_head_of_a_stream_returns_at_once(client, steps):
 
 
 def test_a_silent_stream_sends_heartbeats(client, server, steps, monkeypatch):
-    monkeypatch.setattr("serving.jobs.events.stream.__kwdefaults__", {"heartbeat_s": 0.1})
+    monkeypatch.setattr("serving.routes.jobs.HEARTBEAT_S", 0.1)
     job = client.post(JOBS, json=steps.body).json()
     with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
         for line in stream.iter_lines():

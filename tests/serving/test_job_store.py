@@ -6,7 +6,7 @@ import pytest
 from job_worlds import until
 
 from nnclr_hub.errors import DiskFull, JobNotFound
-from serving.jobs.records import JOB, MARK, JobRecords
+from serving.jobs import JOB, MARK, JobRecords
 
 
 def test_old_ended_jobs_are_deleted_and_running_ones_kept(make_world):

@@ -5,7 +5,7 @@ import time
 
 from job_worlds import until
 
-from serving.jobs.records import HIDDEN
+from serving.jobs import HIDDEN
 
 
 def test_a_job_reports_its_progress_and_result(world):
@@ -15,14 +15,14 @@ def test_a_job_reports_its_progress_and_result(world):
     while world.jobs.get(job.id).done < 2:
         time.sleep(0.005)
     running = world.jobs.get(job.id)
-    assert (running.state, running.done, running.total) == ("running", 2, 4)
+    assert (running.state, running.done, running.total, running.phase) == ("running", 2, 4, "Stepping")
     assert 2 / running.rate <= running.eta_s <= 2 / running.rate  # the rate falls until the next step
     assert world.made() == []
     world.work.let(2)
     done = until(world.jobs, job.id, "done")
     assert (done.done, done.total, done.result, done.error) == (4, 4, {"made": "a"}, None)
     assert job.created <= done.started <= done.ended
-    assert done.eta_s is None
+    assert (done.eta_s, done.phase) == (None, "")
     assert done.changes > running.changes > job.changes
     assert world.made() == ["a"]
 

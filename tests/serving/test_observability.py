@@ -37,9 +37,8 @@ from serving import problems
 from serving.jobs import Jobs
 from serving.models import Engines
 from serving.readiness import Startup
-from serving.request_log import Json, Text, observed
 from serving.settings import Settings
-from serving.telemetry import Metrics
+from serving.telemetry import Json, Metrics, Text, observed
 
 ROOT = Path(__file__).parents[2]
 TRACE = "0af7651916cd43dd8448eb211c80319c"

@@ -7,7 +7,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from nnclr_hub.client.transport import Answer, error_of
 from nnclr_hub.errors import NotReady, Overloaded, ServerUnreachable
-from serving.ray_proxy import ProxyResponses
+from serving.ray_serve import ProxyResponses
 
 
 def response_of(app, path: str = "/api/v1/embed", **headers: str) -> httpx.Response:

@@ -23,7 +23,7 @@ from nnclr_hub import Client, Item
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import NewCollection
-from serving.jobs.records import JOB
+from serving.jobs import JOB
 
 pytestmark = pytest.mark.scale
 pytest.importorskip("ray", reason="Ray is not installed")

@@ -12,8 +12,8 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench.inspection.findings import InspectionRequest
-from serving.routes import dependencies
-from serving.routes.dependencies import source_with_reading
+from serving.routes import router
+from serving.routes.router import source_with_reading
 
 
 def test_collections_are_created_once_and_described(client):
@@ -108,7 +108,7 @@ def test_a_collection_of_another_encoder_is_a_conflict(client, server, image_fil
 
 
 def test_selections_of_channels_are_limited_by_those_in_use(tmp_path, monkeypatch):
-    monkeypatch.setattr(dependencies, "MAX_READINGS", 2)
+    monkeypatch.setattr(router, "MAX_READINGS", 2)
     ever = ["m"]
     fitting = SimpleNamespace(preprocessing=Preprocessing())
     engines = SimpleNamespace(default="m", served=lambda: ever, get=lambda source: fitting)

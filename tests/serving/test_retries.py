@@ -5,8 +5,8 @@ import pytest
 from PIL import Image
 
 from nnclr_hub.errors import NotReady, Overloaded, RequestTooLarge
-from serving.engine.admission import Admission
-from serving.jobs.background import RetryingEmbedder, RetryingModels
+from serving.jobs import PatientEmbedder, PatientModels
+from serving.limits import Admission
 from serving.telemetry import Metrics
 
 
@@ -28,14 +28,14 @@ class Admitted:
 def test_images_that_are_too_large_together_are_sent_in_smaller_groups_and_in_order():
     embedder = Admitted()
     images = [Image.new("RGB", (30 + i, 1)) for i in range(10)]
-    found = RetryingEmbedder(embedder, lambda seconds: None).embed_each(images)  # type: ignore[arg-type]
+    found = PatientEmbedder(embedder, lambda seconds: None).embed_each(images)  # type: ignore[arg-type]
     assert [int(one[0]) for one in found] == [image.width for image in images]  # type: ignore[index]
     assert embedder.calls == [2] * 5
 
 
 def test_an_image_that_is_too_large_alone_is_refused():
     with pytest.raises(RequestTooLarge):
-        RetryingEmbedder(Admitted(), lambda seconds: None).embed_each([Image.new("RGB", (101, 1))])  # type: ignore[arg-type]
+        PatientEmbedder(Admitted(), lambda seconds: None).embed_each([Image.new("RGB", (101, 1))])  # type: ignore[arg-type]
 
 
 class Full:
@@ -60,12 +60,12 @@ class Full:
 @pytest.mark.parametrize("get", [lambda models: models.get("a"), lambda models: models.by_fingerprint("known")])
 def test_a_model_without_memory_is_retried(get):
     waited: list[float] = []
-    found = get(RetryingModels(Full(3), waited.append))  # type: ignore[arg-type]
+    found = get(PatientModels(Full(3), waited.append))  # type: ignore[arg-type]
     assert (len(found.embed_each([Image.new("RGB", (3, 1))])), waited) == (1, [2.0] * 3)
 
 
 def test_an_unknown_fingerprint_is_not_retried():
-    assert RetryingModels(Full(0), pytest.fail).by_fingerprint("unknown") is None  # type: ignore[arg-type]
+    assert PatientModels(Full(0), pytest.fail).by_fingerprint("unknown") is None  # type: ignore[arg-type]
 
 
 def test_embedding_is_retried_while_the_engine_is_busy():
@@ -78,7 +78,7 @@ def test_embedding_is_retried_while_the_engine_is_busy():
             return [np.full(2, float(image)) for image in images]
 
     waits: list[float] = []
-    embedder = RetryingEmbedder(Busy(), waits.append)  # type: ignore[arg-type]
+    embedder = PatientEmbedder(Busy(), waits.append)  # type: ignore[arg-type]
     found = embedder.embed_each(str(i) for i in range(70))
     assert [float(one[0]) for one in found] == list(range(70))
     assert waits == [2.0, 1.0]

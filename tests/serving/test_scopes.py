@@ -1,12 +1,12 @@
-"""The access that routes declare with @requires."""
+"""The access that routes declare."""
 
 import pytest
-from fastapi import APIRouter
 
+from serving.access import AccessRules
 from serving.keys import READ, WRITE
 from serving.openapi import document
 from serving.routes import PAGES, ROUTERS
-from serving.security.access import AccessRules, requires
+from serving.routes.router import Router
 
 RULES = AccessRules((*ROUTERS, *PAGES))
 # a POST, PUT or DELETE that changes nothing is listed here too
@@ -34,10 +34,9 @@ def test_only_the_listed_routes_need_less_than_their_method_suggests():
 
 
 def test_a_route_without_declared_access_stops_the_start():
-    router = APIRouter()
+    router = Router()
 
-    @router.get("/open")
-    @requires(READ)
+    @router.on("GET", "/open", READ)
     def open_route() -> None: ...
 
     assert AccessRules([router]).of("HEAD", "/open").scope == READ

@@ -13,8 +13,7 @@ from tiny_runs import nnclr
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench import FolderRequest
-from serving.jobs.job import JobStatus
-from serving.jobs.records import JobRecords
+from serving.jobs import JobRecords, JobStatus
 
 FILE = """
 import numpy as np

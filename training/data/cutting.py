@@ -16,7 +16,7 @@ from PIL import Image
 from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.images.decode import DecodedImage, decode_scaled
 from nnclr_hub.images.reading import ImageReading
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 
 from .crop_boxes import CROP_NUMBERS, crop_boxes
 
@@ -42,7 +42,7 @@ class CutRequest:
     numbers: (V, CROP_NUMBERS + 1) random numbers of each view: those of the crop, and one for mirroring.
     """
 
-    source: str | bytes | PackedImage
+    source: str | bytes | Source
     slot: int
     numbers: np.ndarray
 

@@ -22,18 +22,20 @@ import numpy as np
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
 from nnclr_hub.images.decode import image_size
-from nnclr_hub.images.folder import (
+from nnclr_hub.images.labels import LabeledImages, find_table, read_labeled, table_labels
+from nnclr_hub.images.listing import (
     UNLABELED,
+    archives_in,
+    find_places,
     find_splits,
-    image_suffixes,
+    is_image,
     list_images,
+    sources_at,
     splits_in,
     walk,
 )
-from nnclr_hub.images.labels import LabeledImages, find_table, read_labeled, table_labels
-from nnclr_hub.images.listing import archives_in, find_places, sources_at
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.remote_files import is_address, open_file_system, reading
 from nnclr_hub.table_rows import LabelTable, read_rows
@@ -55,7 +57,7 @@ class ImageFiles:
     classes: names, sorted.
     """
 
-    paths: tuple[Path | PackedImage, ...]
+    paths: tuple[Path | Source, ...]
     labels: np.ndarray
     classes: tuple[str, ...]
 
@@ -67,7 +69,7 @@ class ImageFiles:
     def digest(self) -> str:
         """A hash of the images in their order, by folder, name and size."""
         return digest_of(
-            path.identity if isinstance(path, PackedImage) else f"{path.parent.name}/{path.name} {path.stat().st_size}"
+            path.identity if isinstance(path, Source) else f"{path.parent.name}/{path.name} {path.stat().st_size}"
             for path in self.paths
         )
 
@@ -146,13 +148,8 @@ def _parts(folder: Path) -> list[Path]:
 
 def _outside(folder: Path, splits: Collection[Path]) -> Iterator[str]:
     """Yield the images of a folder that are in no split, by their paths in it."""
-    for parent, folders, files in walk(folder):
-        folders[:] = [name for name in folders if Path(parent, name) not in splits]
-        yield from (
-            Path(parent, name).relative_to(folder).as_posix()
-            for name in files
-            if os.path.splitext(name)[1].lower() in image_suffixes()
-        )
+    without = [one.relative_to(folder).as_posix() for one in splits]
+    return (path for path, _ in walk(folder, without=without) if is_image(path))
 
 
 def _warn_of_others(place: str, paths: Iterable[str], splits: Mapping[str, str]) -> None:
@@ -176,7 +173,7 @@ def _warn_once(place: str, count: int, counts: str) -> None:
     )
 
 
-def _to_learn_from(place: str, images: list[ListedImage]) -> list[ListedImage]:
+def _to_learn_from(place: str, images: list[Source]) -> list[Source]:
     """Return the images in the splits to learn from, or all images if an archive has no split `train`."""
     splits = find_splits(one.path.rpartition("/")[0] for one in images)
     if "train" not in splits:
@@ -210,7 +207,7 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
         source, images = next(sources_at(str(part)))
         table = None if part.name in UNLABELED else find_table(part)
         if table is not None:
-            found = table_labels(read_rows(table), [PackedImage(source, image) for image in images], part)
+            found = table_labels(read_rows(table), images, part)
             labels = [own[0] if len(own) == 1 else None for own in found]
         else:
             labels = [None if part.name in UNLABELED else image.folder or None for image in images]
@@ -218,14 +215,14 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
         yield Listed(source, images, [name and f"{folder.resolve()}/{name}" for name in labels], number)
 
 
-def _labels(source: ImageSource, images: Sequence[ListedImage]) -> Iterator[str | None]:
+def _labels(source: Place, images: Sequence[Source]) -> Iterator[str | None]:
     """Yield the label of each image of an archive: its `cls`, the label column of a table, or its folder."""
     for image in images:  # at an address, each text of a sample would be a request
-        with_texts = source.is_local or image.label
-        yield PackedImage(source, image).label if with_texts else image.folder or None
+        with_texts = source.is_local or image.row_label
+        yield image.label if with_texts else image.folder or None
 
 
-def sampled_sizes(paths: Sequence[Path | PackedImage], reading: ImageReading = PLAIN) -> np.ndarray:
+def sampled_sizes(paths: Sequence[Path | Source], reading: ImageReading = PLAIN) -> np.ndarray:
     """Return height and width of some of the images, evenly spread: (n, 2) int64; n is 0 if none can be opened."""
     sizes = []
     for number in range(0, len(paths), max(1, len(paths) // SAMPLED)):

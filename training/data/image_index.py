@@ -25,7 +25,7 @@ import numpy as np
 from nnclr_hub.cache import cache_folder, lock_folder, not_writable
 from nnclr_hub.errors import NoRoom
 from nnclr_hub.images import parquet as image_parquet
-from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
+from nnclr_hub.images.source import TABLE, Place, Source
 from nnclr_hub.table_rows import Named
 
 FORMAT = 1
@@ -46,13 +46,13 @@ class Listed:
     folder: number of the --data that names it.
     """
 
-    source: ImageSource
-    images: Sequence[ListedImage]
+    source: Place
+    images: Sequence[Source]
     labels: Sequence[str | None]
     folder: int
 
 
-class ImageIndex(Sequence[Path | PackedImage]):
+class ImageIndex(Sequence[Path | Source]):
     """The images in a folder of columns; `write_index` makes it.
 
     Args:
@@ -62,7 +62,7 @@ class ImageIndex(Sequence[Path | PackedImage]):
     def __init__(self, folder: Path) -> None:
         self._rows: np.ndarray | None = None  # (N,) int64, the images to use, in order; None: all
         self._about = json.loads((folder / "index.json").read_text())
-        self._sources = [ImageSource(**one) for one in self._about["sources"]]
+        self._sources = [Place(**one) for one in self._about["sources"]]
         self._columns = {name: _mapped(folder / name, kind) for name, kind in COLUMNS.items()}
         self._names = _mapped(folder / "names", np.uint8)
 
@@ -114,18 +114,15 @@ class ImageIndex(Sequence[Path | PackedImage]):
         return int(self._about["images"]) if self._rows is None else len(self._rows)
 
     @overload
-    def __getitem__(self, row: int) -> Path | PackedImage: ...
+    def __getitem__(self, row: int) -> Path | Source: ...
     @overload
-    def __getitem__(self, row: slice) -> list[Path | PackedImage]: ...
+    def __getitem__(self, row: slice) -> list[Path | Source]: ...
     def __getitem__(self, row: int | slice) -> Any:
         if isinstance(row, slice):
             return [self[one] for one in range(*row.indices(len(self)))]
         if not -len(self) <= row < len(self):
             raise IndexError(row)
-        image = self._listed(row % len(self))
-        source = self._sources[image.source]
-        loose = image.offset is None and source.is_local
-        return Path(source.given, image.path) if loose else PackedImage(source, image)
+        return self._listed(row % len(self)).plain
 
     @property
     def is_local(self) -> bool:
@@ -140,7 +137,7 @@ class ImageIndex(Sequence[Path | PackedImage]):
         """Yield each image as rows of a table name it."""
         for row in range(len(self)):
             image = self._listed(row)
-            yield Named(row, self._sources[image.source].absolute, image.path)
+            yield Named(row, image.place.absolute, image.path)
 
     @cached_property
     def digest(self) -> str:
@@ -165,19 +162,19 @@ class ImageIndex(Sequence[Path | PackedImage]):
         for row in range(len(self)):
             image = self._listed(row)
             *parents, name = image.path.rsplit("/", 2)
-            yield f"{parents[-1] if parents else PurePath(self._sources[image.source].given).name}/{name} {image.size}"
+            yield f"{parents[-1] if parents else PurePath(image.place.given).name}/{name} {image.size}"
 
     def _place(self, row: int) -> int:
         return row if self._rows is None else int(self._rows[row])
 
-    def _listed(self, row: int) -> ListedImage:
+    def _listed(self, row: int) -> Source:
         place = self._place(row)
         source, offset, size, end = (
             int(self._columns[name][place]) for name in ("source", "offset", "size", "name_end")
         )
         start = int(self._columns["name_end"][place - 1]) if place else 0
         path = self._names[start:end].tobytes().decode("utf-8", "surrogateescape")
-        return ListedImage(source, path, size, 0.0, None if offset == LOOSE else offset)
+        return Source(self._sources[source], path, size, 0.0, None if offset == LOOSE else offset)
 
 
 def digest_of(lines: Iterable[str]) -> str:
@@ -245,7 +242,7 @@ def _folder_of(key: str) -> Path:
 
 
 def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
-    sources, blocks, folders = list[ImageSource](), list[int](), list[int]()
+    sources, blocks, folders = list[Place](), list[int](), list[int]()
     numbers: dict[str, int] = {}  # of labels, in the order of the listings
     images = names_end = total = 0
     with ExitStack() as stack:
@@ -291,7 +288,7 @@ def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
 def _block_ends(listed: Listed) -> list[int]:
     """Return the numbers of images up to the end of each part that is read together."""
     count = len(listed.images)
-    if image_parquet.is_table(listed.source.absolute):
+    if listed.source.archive == TABLE:
         return [*image_parquet.group_ends(listed.source.absolute, listed.source.changed)]
     # separate files are in no order that helps: smaller parts mix them better with the archives of a set
     size = BLOCK if listed.source.archive else BLOCK // 64

@@ -25,7 +25,7 @@ from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, NNCLRHubError, NoImages, NoRoom
 from nnclr_hub.images.pool import decoding_processes, run_isolated
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 
 from .augment import StoredImages, copy_boxes
 from .cutting import decode_reduced
@@ -183,7 +183,7 @@ def pack_bytes(images: int, size: int, channels: int = 3) -> int:
 
 
 def build_pack(
-    paths: Sequence[Path | PackedImage],
+    paths: Sequence[Path | Source],
     size: int,
     *,
     name_of: Callable[[int], str] | None = None,
@@ -229,13 +229,13 @@ def build_pack(
     )
 
 
-def _can_read_more(folder: Path, paths: Sequence[Path | PackedImage], form: Form) -> bool:
+def _can_read_more(folder: Path, paths: Sequence[Path | Source], form: Form) -> bool:
     """Return whether a file can be read that could not be before: a package was installed, or a disk was mounted."""
     broken = sorted({*range(len(paths))} - set(np.load(folder / "kept.npy").tolist()))
     return any(not isinstance(_reduced(paths[number], form), NNCLRHubError) for number in broken)
 
 
-def _digest(paths: Sequence[Path | PackedImage], size: int, reading: ImageReading, channels: int) -> str:
+def _digest(paths: Sequence[Path | Source], size: int, reading: ImageReading, channels: int) -> str:
     stats = [(str(one.absolute()), *_size_and_time(one)) if isinstance(one, Path) else one.identity for one in paths]
     part = [] if (reading, channels) == (PLAIN, 3) else [str(reading), channels]
     return hashlib.sha256(json.dumps([FORMAT, size, stats, *part]).encode()).hexdigest()[:24]
@@ -250,7 +250,7 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _decode(
-    paths: Sequence[Path | PackedImage],
+    paths: Sequence[Path | Source],
     form: Form,
     folder: Path,
     name_of: Callable[[int], str],
@@ -329,7 +329,7 @@ def _journal(half: Path) -> Iterator[tuple[int, Shape | None, str]]:
         yield tuple(json.loads(line))  # type: ignore[misc]
 
 
-def _reduced(image: Path | PackedImage, form: Form) -> tuple[bytes, Shape] | NNCLRHubError:
+def _reduced(image: Path | Source, form: Form) -> tuple[bytes, Shape] | NNCLRHubError:
     size, reading, channels = form
     try:
         pixels, height, width = run_isolated(decode_reduced, image, size, MOST_LONG * size, reading, channels)

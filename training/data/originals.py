@@ -18,10 +18,9 @@ from torch import Tensor
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, TrainingError
 from nnclr_hub.images.byte_cache import ByteCache
-from nnclr_hub.images.parquet import is_table
 from nnclr_hub.images.pool import DecodingLimits, DecodingPool
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import PackedImage, is_zip
+from nnclr_hub.images.source import TABLE, TAR, Source
 from nnclr_hub.remote_files import RemoteBytes
 
 from .augment import FLIP, CutViews
@@ -172,19 +171,17 @@ class Originals:
             "--resume."
         )
 
-    def _source(self, row: int) -> str | bytes | PackedImage:
+    def _source(self, row: int) -> str | bytes | Source:
         """Return what the decoding process reads; this process reads what is at an address or in a table."""
         stored = self._images[row]
         if isinstance(stored, Path):
             return str(stored)
-        place, image = stored.source, stored.image
-        if is_table(place.absolute):
-            return stored.read()
-        if place.is_local:
+        place = stored.place
+        if place.is_local and place.archive != TABLE:
             return stored
-        if image.offset is None or is_zip(place.absolute):
+        if stored.offset is None or place.archive != TAR:
             return stored.read()
-        return self._read(place.absolute, image.offset, image.offset + image.size)
+        return self._read(place.absolute, stored.offset, stored.offset + stored.size)
 
     def _read(self, address: str, start: int, end: int) -> bytes:
         """Return a part of an archive at an address, by requests that also bring what is near it."""

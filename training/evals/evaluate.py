@@ -15,7 +15,6 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.encoder.backends.base import parse_backend
-from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.hand_crafted import FLOORS
@@ -167,7 +166,7 @@ class _EvalRun:
                 if isinstance(source, Encoder) and source.backend.name != "torch":
                     name = f"{name}, {source.backend.name}"
                 if self.crops != 1 and isinstance(source, Encoder):
-                    sources[f"{name}, {self.crops} crops"] = CropMean(source, self.crops)
+                    sources[f"{name}, {self.crops} crops"] = source.with_crops(self.crops)
                 else:
                     sources[name] = source
             except ModelFilesMissing as error:

@@ -15,10 +15,9 @@ from typing import Protocol
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.images.folder import splits_in
 from nnclr_hub.images.labels import LabeledImages, find_table, first_names, read_from_table, read_labeled, read_splits
-from nnclr_hub.images.listing import is_packed
-from nnclr_hub.images.source import PackedImage, file_key
+from nnclr_hub.images.listing import is_packed, splits_in
+from nnclr_hub.images.source import Source, file_key
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
 from nnclr_hub.table_rows import LabelTable
@@ -33,7 +32,7 @@ LEAST_LABELED = 20  # rows of a table of which a fifth is scored
 class Part:
     """Files with (N,) int64 classes, or (N, C) float32 of zeros and ones with NaN where neither counts."""
 
-    paths: tuple[Path | PackedImage, ...]
+    paths: tuple[Path | Source, ...]
     labels: np.ndarray
 
 
@@ -71,10 +70,10 @@ class Task:
         return {name: len(part.paths) for name, part in parts.items() if part is not None}
 
 
-def add_files(found: hashlib._Hash, paths: Iterable[Path | PackedImage]) -> None:
+def add_files(found: hashlib._Hash, paths: Iterable[Path | Source]) -> None:
     """Add files to a hash: by path, size and time."""
     for path in paths:
-        if isinstance(path, PackedImage):
+        if isinstance(path, Source):
             found.update(file_key(path))
             continue
         stat = path.stat() if path.exists() else None

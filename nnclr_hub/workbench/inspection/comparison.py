@@ -143,7 +143,12 @@ def compare_encoders(bench: Any, request: ComparisonRequest, context: TaskContex
         (name, FLOORS[name] if name in FLOORS else bench.models.get(source))
         for name, source in zip(request.models, request.source or request.models, strict=True)
     ]
-    found = compare_on_collection(collection, sources, request.field, progress=context.progress)
+
+    def progress(done: int, total: int) -> None:
+        context.begin("Fitting classifiers" if 2 * done > total else "Embedding the images")
+        context.progress(done, total)
+
+    found = compare_on_collection(collection, sources, request.field, progress=progress)
     return {"collection": collection.name, "field": request.field, **found.as_json()}
 
 

@@ -56,6 +56,9 @@ FENCE = 1.5  # interquartile ranges above the upper quartile: an outlier by Tuke
 JSON_FILE = "findings.json"
 # steps of an inspection, with their shares of its time: a bar that only grows, and a rate that means something
 STEPS = {"reading": (0, 0.1), "comparing": (0.1, 0.5), "checking labels": (0.5, 0.7), "arranging": (0.7, 1)}
+# what clients of a server see of the steps
+PHASES = {"reading": "Reading the images", "comparing": "Looking for copies"}
+PHASES |= {"checking labels": "Checking the labels", "arranging": "Arranging the map"}
 FIELDS = ("seq", "cluster", "outlier", "odd", "duplicates", "leak", "suspect", "proposed", "predicted")
 FIELDS += ("problems", "next")
 AT_ONCE = 5000  # items of one change
@@ -263,8 +266,10 @@ def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContex
     collection = bench.collection(request.collection)
     share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest
     finding = portion(context.progress, 0, share)
-    kept = inspect_collection(collection, request.field, label_next=request.label_next, progress=finding)
+    options = {"label_next": request.label_next, "progress": finding, "begin": context.begin}
+    kept = inspect_collection(collection, request.field, **options)
     if request.write_fields:
+        context.begin("Writing the findings")
         update = partial(bench.update_each, collection.name)
         kept = write_fields(collection, kept, update, progress=portion(context.progress, share, 1))
     context.at_end(partial(keep_inspection, kept=kept))
@@ -277,15 +282,18 @@ def inspect_collection(
     *,
     label_next: int = LABEL_NEXT,
     progress: Progress = lambda done, total: None,
+    begin: Callable[[str], object] = lambda phase: None,
 ) -> KeptInspection:
     """Inspect a collection as `nnclr inspect` does; see `inspect_subject`.
 
     Args:
         field: metadata key of the label.
         progress: called with (done, total) of all steps together, by their usual time.
+        begin: called with the name of each step.
     """
 
     def report(title: str) -> Progress:
+        begin(PHASES[title])
         return portion(progress, *STEPS[title])
 
     return inspect_subject(collection_subject(collection, field=field, report=report), label_next, report=report)

@@ -1,38 +1,55 @@
-"""Engine: batches the images of many callers through one encoder.
+"""The engine: batches the images of many callers through one encoder.
 
-engine = Engine(load_encoder(source), Settings())
-engine.warm_up()
-engine.run([data, more])                              # from a thread
-await engine.run_async([data, more], deadline_s=2)    # from the event loop
-engine.close()
+    engine = Engine(load_encoder(source), Settings())
+    engine.warm_up()
+    engine.run([data, more])                              # from a thread
+    await engine.run_async([data, more], deadline_s=2)    # from the event loop
+    engine.close()
+
+A request passes these stages:
+
+    Admission       permits for all images and bytes of the request, or Overloaded with a retry time (limits.py)
+    DecodeWorkers   images are decoded in other processes; an unreadable image fails alone (stages.py)
+    Device          the one thread that owns the device runs batches, recovers from failed ones, and is replaced when
+                    it dies or stalls (stages.py)
+    Request         collects the results of its images, and answers once
+
+An idle device starts at once and never waits for a batch to fill. A busy one finds the next batch filled.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.errors import InvalidRequest, NotReady
+from nnclr_hub.errors import ImageError, InvalidRequest, NotReady, RequestTooLarge
+from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench.privacy import public_name
 
-from ..settings import Settings
-from ..telemetry import Metrics, current, measured
-from .admission import Admission, shutting_down, size_of
-from .request import ImageTask, Request
-from .stages import DecodeWorkers, Device
+from .limits import Admission
+from .settings import Settings
+from .stages import DecodeWorkers, Device, ImageTask, Request, size_of
+from .telemetry import Metrics, current, measured
+
+if TYPE_CHECKING:  # they import torch, which a server needs for its first map only
+    from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 
 JOIN_S = 5.0  # for threads that have nothing left to do
+MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # of all originals of an attention query, which stay in memory until the answer
 
 
 class Engine:
-    """One encoder with its threads; see the package.
+    """One encoder with its threads; see the module.
 
     Args:
         encoder: embeds in the engine's threads.
@@ -48,8 +65,6 @@ class Engine:
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
         self._device = Device(encoder, settings, lambda: self.in_work, self.metrics, self._test)
         self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
-
-    # ---- requests
 
     def run(
         self,
@@ -110,8 +125,6 @@ class Engine:
         async with self._building:  # the others wait here, and not in a thread each
             await asyncio.to_thread(lambda: self.encoder.attention_extractor)
 
-    # ---- health and lifecycle
-
     @property
     def fault(self) -> str | None:
         """What is wrong, without a full stop; None if all threads work."""
@@ -120,7 +133,7 @@ class Engine:
     @property
     def in_work(self) -> int:
         """Images that hold a permit."""
-        return self._admission.images
+        return self._admission.count
 
     def warm_up(self) -> None:
         """Send a batch of each size that the backend compiles, then a test image through all stages.
@@ -133,7 +146,7 @@ class Engine:
             batch = self._internal_request(size)
             for item in batch.items:
                 item.prepared = item.image
-            self._device.queue.put(batch.items, shutting_down())
+            self._device.queue.put(batch.items)
             batch.answer.result()
         self._test().answer.result()
 
@@ -151,11 +164,9 @@ class Engine:
         self.drain()
         self._admission.wait_until_empty(self._settings.deadline_s if timeout is None else timeout)
         deadline = time.monotonic() + (JOIN_S if timeout is None else min(JOIN_S, timeout))
-        self._device.queue.close(shutting_down())  # first: a decoded image must not wait for a device that ends
+        self._device.queue.close()  # first: a decoded image must not wait for a device that ends
         self._decode_workers.close(deadline)
         self._device.close(deadline)
-
-    # ---- internal
 
     def _submit(
         self, images: Sequence[ImageLike], task: ImageTask | None, deadline_s: float | None, *, background: bool = False
@@ -179,7 +190,7 @@ class Engine:
             on_withdrawn=self._withdraw,
             on_empty=lambda: self._admission.leave(len(images), size),
         )
-        self._decode_workers.queue.put(request.items, shutting_down())
+        self._decode_workers.queue.put(request.items)
         return request
 
     def _internal_request(self, size: int) -> Request:
@@ -192,7 +203,7 @@ class Engine:
     def _test(self) -> Request:
         """Send a test image through all stages."""
         request = self._internal_request(1)
-        self._decode_workers.queue.put(request.items, shutting_down())
+        self._decode_workers.queue.put(request.items)
         return request
 
     def _withdraw(self, request: Request) -> None:
@@ -219,7 +230,63 @@ async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> None:
 
 def _add_timings(request: Request) -> None:
     """Add the stages of the request to the timings of its HTTP request."""
-    timings = current.get()
-    if timings is not None:
-        for stage, seconds in request.seconds.items():
+    if (timings := current.get()) is not None:
+        for stage, seconds in tuple(request.seconds.items()):
             timings.add(stage, seconds)
+
+
+class AttentionQuery:
+    """An attention query: its image, then the targets in which it is searched for.
+
+    Decode workers decode the images, and the device thread runs the network, one image between two batches of vectors.
+    The caller's thread makes the maps from what the network returned.
+
+    Args:
+        extractor: of the encoder.
+        max_side: upper limit of `settings.max_side`. Each map reports the side that was used.
+
+    Raises:
+        InvalidRequest: the encoder cannot answer the query.
+    """
+
+    def __init__(
+        self,
+        extractor: AttentionExtractor,
+        max_side: int,
+        settings: AttentionSettings,
+        image: ImageLike,
+        targets: Sequence[ImageLike] = (),
+    ) -> None:
+        settings = replace(settings, max_side=min(settings.max_side, max_side))
+        extractor.check(settings, len(targets))
+        self.images = [image, *targets]
+        self.task = ImageTask(self._prepare, extractor.forward)
+        self._extractor, self._settings, self._image = extractor, settings, image
+        self._pixels = 0
+        self._lock = threading.Lock()
+
+    def maps(self, results: Sequence[ImageFeatures | ImageError]) -> list[AttentionMap]:
+        """Return the map of the image, or those of the targets on one scale, from the results of the task.
+
+        Raises:
+            ImageError: the first unreadable image; the message names the number of a target.
+            InvalidRequest: the network returned NaN or infinity.
+        """
+        seen: list[ImageFeatures] = []
+        for index, one in enumerate(results):
+            if isinstance(one, ImageError):
+                raise one if index == 0 else one.for_image(self.images[index], index - 1) from one
+            seen.append(one)
+        return self._extractor.maps(self._settings, seen[0], seen[1:])
+
+    def _prepare(self, image: ImageLike) -> PreparedImage:
+        prepared = self._extractor.prepare(image, self._settings, has_query=image is self._image)
+        width, height = prepared.image.size
+        with self._lock:
+            self._pixels += width * height
+            if self._pixels > MAX_TOTAL_PIXELS:
+                raise RequestTooLarge(
+                    f"The images have more than {MAX_TOTAL_PIXELS // 10**6} megapixels together; send fewer or smaller "
+                    "targets."
+                )
+        return prepared

@@ -1,47 +1,51 @@
-"""What routes share: the router, the parts of the server, and the names of its models."""
+"""The router, the parts of the server that routes use, and the names of its models.
+
+router = Router(prefix="/api/v1/collections/{name}", tags=["collections"])
+
+@router.on("POST", "/facets", READ, "collection_not_found invalid_filter")
+def facets(name: str, body: FacetsRequest, here: Here) -> FacetsResponse: ...
+"""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Protocol, TypeVar, cast
+from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
 from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
+from pydantic import BaseModel
 
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, UnknownModel
+from nnclr_hub.errors import InvalidRequest, UnknownModel
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
+from ..access import WRITE, Access
 from ..answers import Answers
-from ..ingest import Ingest
 from ..jobs import Jobs
-from ..models import Engines, Model
-from ..problems import answers
+from ..models import Engines, Ingest, Model
+from ..problems import describe_errors
 from ..readiness import Startup
-from ..security.access import requires
+from ..request_bodies import read_json
 from ..settings import Settings
 from ..telemetry import Metrics
 from ..url_fetcher import Fetcher
+from .schemas import FILE, json_body
 
 F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT = "default"
 MAX_READINGS = 32
+FAILED_WRITE = "store_read_only disk_full"
+BYTES = "application/octet-stream"
 
 
 class Router(APIRouter):
     """A router whose routes declare the scope that a key needs, and the errors that they answer.
 
-        @router.on("GET", "/{name}/count", READ, CollectionNotFound, InvalidFilter)
-        def count(name: str, here: Here) -> CountResponse: ...
-
-    Args of `on`:
-        errors: error classes, or codes of `problems.HTTP_KINDS`.
-        content: media types of the successful response other than JSON, as `binary` describes them.
-        openai: whether errors have the envelope of OpenAI.
-        options: see `APIRouter.add_api_route`.
+    A parameter that is a pydantic model is the JSON body, which is read with the limits of `request_bodies`.
     """
 
     def on(
@@ -49,21 +53,65 @@ class Router(APIRouter):
         method: str,
         path: str,
         scope: str | None,
-        *errors: str | type[NNCLRHubError],
+        errors: str = "",
+        *,
+        streamed: bool = False,
         content: dict[str, Any] | None = None,
         responses: Mapping[Any, Any] | None = None,
         openai: bool = False,
         **options: Any,
     ) -> Callable[[F], F]:
-        documented = {**answers(*errors, openai=openai), **(responses or {})}
-        if content is not None:
-            documented[200] = {"content": content, **documented.get(200, {})}
+        """Declare a route.
+
+        Args:
+            scope, streamed: see `Access`.
+            errors: codes that `problems` knows, separated by spaces. Those of a body and of a write are added.
+            content: media types of the successful response other than JSON, as `binary` describes them.
+            openai: whether errors have the envelope of OpenAI.
+            options: see `APIRouter.add_api_route`.
+        """
 
         def add(endpoint: F) -> F:
-            self.add_api_route(path, requires(scope)(endpoint), methods=[method], responses=documented, **options)
+            body = _read_bodies_by_us(endpoint)
+            described = options if body is None else {"openapi_extra": json_body(body), **options}
+            codes = (
+                errors + " read_only" * (scope == WRITE) + " unsupported_media_type" * ("openapi_extra" in described)
+            )
+            documented = {**describe_errors(codes, openai=openai), **(responses or {})}
+            if content is not None:
+                documented[200] = {"content": content, **documented.get(200, {})}
+                if "response_model" not in options:
+                    described = {"response_class": Response, **described}
+            endpoint.__access__ = Access(scope, streamed)  # type: ignore[attr-defined]
+            self.add_api_route(path, endpoint, methods=[method], responses=documented, **described)
             return endpoint
 
         return add
+
+
+def _read_bodies_by_us(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
+    """Change the signature that FastAPI sees: our dependency reads the body. Return its model, None without one."""
+    found: type[BaseModel] | None = None
+    signature, hints = inspect.signature(endpoint), get_type_hints(endpoint, include_extras=True)
+    parameters = []
+    for parameter in signature.parameters.values():
+        kind = parameter.annotation
+        kind = hints[parameter.name] if isinstance(kind, str) else kind
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            found, kind = kind, Annotated[kind, Depends(_reader(kind))]
+        parameters.append(parameter.replace(annotation=kind))
+    returned = signature.return_annotation
+    if isinstance(returned, str):
+        returned = None if returned == "None" else hints["return"]
+    endpoint.__signature__ = signature.replace(parameters=parameters, return_annotation=returned)  # type: ignore[attr-defined]
+    return found
+
+
+def _reader(model: type[BaseModel]) -> Callable[[Request], Any]:
+    async def read(request: Request) -> Any:
+        return await read_json(request, model)
+
+    return read
 
 
 class Parts(Protocol):
@@ -88,11 +136,6 @@ class Parts(Protocol):
     start_page: Callable[[], Response]
 
 
-def parts_of(request: Request) -> Parts:
-    """Return the parts of the server. A dependency takes as long as parsing a small request."""
-    return cast(Parts, request.app.state)
-
-
 # asynchronous, because FastAPI runs synchronous dependencies in the thread pool that all routes share
 async def _parts(request: Request) -> Any:
     return request.app.state
@@ -101,17 +144,12 @@ async def _parts(request: Request) -> Any:
 Here = Annotated[Parts, Depends(_parts)]
 
 
-def _state(name: str) -> Any:
-    """Return a dependency that reads an attribute of the app's state."""
-
-    async def read(request: Request) -> Any:
-        return getattr(request.app.state, name)
-
-    return Depends(read)
+def body_of(*media_types: str) -> dict[str, Any]:
+    """Describe a body of bytes of one of the media types."""
+    return {"requestBody": {"required": True, "content": {kind: {"schema": FILE} for kind in media_types}}}
 
 
-AppSettings = Annotated[Settings, _state("settings")]
-AppWorkbench = Annotated[Workbench, _state("workbench")]
+# ---- models by their public names
 
 
 def served_names(engines: Engines) -> dict[str, str]:
@@ -171,16 +209,6 @@ def source_with_reading(engines: Engines, bench: Workbench, name: str | None) ->
     return source
 
 
-def served_engine(engines: Engines, name: str | None) -> Model:
-    """Return the model that a request names, and load it if needed; see `served_source`. Blocks."""
-    return engines.get(served_source(engines, name))
-
-
-async def served_engine_async(engines: Engines, name: str | None) -> Model:
-    """Return the model as `served_engine` does, without blocking the event loop."""
-    return await engines.get_async(served_source(engines, name))
-
-
-def name_of(engines: Engines, engine: Model) -> str:
-    """Return the public name of an engine's model."""
-    return next((name for name, source in served_names(engines).items() if source == engine.name), engine.name)
+def name_of(engines: Engines, model: Model) -> str:
+    """Return the public name of a model."""
+    return next((name for name, source in served_names(engines).items() if source == model.name), model.name)
