@@ -1,4 +1,4 @@
-"""RemoteCollection: a collection of a server, with the methods of `store.base.Collection`, which describes them."""
+"""RemoteStore and RemoteCollection: the store of a server, with the methods of `store.base`, which describes them."""
 
 from __future__ import annotations
 
@@ -6,25 +6,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from threading import Lock
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from nnclr_hub.client.jobs import Job, wait_for
+from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
-from nnclr_hub.client.uploads import (
-    MOST,
-    FileUpload,
-    FolderUpload,
-    bounded,
-    files_of,
-    list_folder,
-    own_items,
-    send_images,
-    upload_size,
-)
-from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
-from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.client.uploads import MOST, bounded, files_of, list_folder, load, own_items, send_images, upload_file
+from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
+from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, VectorStore, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
 from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
@@ -32,16 +23,11 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import parse
-from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.folder_changes import IndexReport, find_changes
-from nnclr_hub.workbench.import_format import FORMATS
+from nnclr_hub.workbench.folder_changes import FolderImage, IndexReport, find_changes
 from nnclr_hub.workbench.inspections import KeptInspection, Placements
 from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
-from nnclr_hub.workbench.search_query import Answer, Box, Example, SearchQuery
-
-if TYPE_CHECKING:
-    from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
+from nnclr_hub.workbench.search_query import Answer, SearchQuery
 
 API = "/api/v1"
 PAGE = 1000
@@ -49,7 +35,7 @@ READ_AT_ONCE = 200  # items of a request: 2048 numbers each make 5 MB of JSON
 WRITTEN_AT_ONCE = 10_000
 EDITED_AT_ONCE = 5000  # items of a request that has a patch for each
 SEARCHES_AT_ONCE = 2  # concurrent requests of one batch of searches
-WORKERS = 4  # concurrent requests of an upload
+SMALLEST = 8  # images of a request to index a folder, if there are as many
 T = TypeVar("T")
 
 
@@ -60,8 +46,7 @@ class RemoteCollection(Collection):
     """
 
     def __init__(self, connection: Connection, name: str) -> None:
-        self._connection, self.name = connection, check_collection_name(name)
-        self._path = f"{API}/collections/{self.name}"
+        self._connection, self.name, self._path = connection, name, _path(name)
 
     def __repr__(self) -> str:
         return f"RemoteCollection({self.name!r}, {self._connection.url!r})"
@@ -71,7 +56,7 @@ class RemoteCollection(Collection):
 
     def info(self) -> CollectionInfo:
         """Return the collection's specification, size and state."""
-        return self._ask("GET", "", read_info)
+        return self._ask("GET", "", _read_info)
 
     @cached_property
     def spec(self) -> CollectionSpec:  # type: ignore[override]
@@ -203,46 +188,17 @@ class RemoteCollection(Collection):
         query: SearchQuery | np.ndarray | None = None,
         k: int = 10,
         where: Where | None = None,
-        *,
-        vector: np.ndarray | None = None,
-        image: ImageLike | None = None,
-        box: Box | None = None,
-        id: str | None = None,
-        positive: Sequence[Example] = (),
-        negative: Sequence[Example] = (),
-        offset: int = 0,
-        exact: bool = False,
-        score_threshold: float | None = None,
-        with_vector: bool = False,
-        effort: int | None = None,
-        with_percentile: bool = False,
-        group_by: str | None = None,
+        **options: Any,
     ) -> list[Match]:
         """Return the matches of a query, best first.
 
         Args:
-            query: a complete SearchQuery; or a vector (D,), with the other fields of `SearchQuery` as arguments.
-            vector, image, box, id: the example, if it is a single one.
-            positive, negative: several examples; ids, vectors, and images as Path or bytes are accepted as they are.
+            query: a complete SearchQuery; or a vector (D,).
+            options: the other arguments of `SearchQuery.of`, such as image, id, positive, offset and effort.
         """
         if not isinstance(query, SearchQuery):
-            query = SearchQuery.of(
-                id=id,
-                vector=vector if query is None else query,
-                image=image,
-                box=box,
-                positive=positive,
-                negative=negative,
-                k=k,
-                offset=offset,
-                where=where,
-                exact=exact,
-                score_threshold=score_threshold,
-                with_vector=with_vector,
-                effort=effort,
-                with_percentile=with_percentile,
-                group_by=group_by,
-            )
+            vector = {} if query is None else {"vector": query}
+            query = SearchQuery.of(k=k, where=where, **vector, **options)
         if len(query.positive) == 1 and not query.negative and (single := query.positive[0].image) is not None:
             # a single image is sent as a file, which is a third smaller than base64
             fields = {"query": to_json(query.to_json(encode=lambda image: None))}
@@ -293,58 +249,47 @@ class RemoteCollection(Collection):
         """Add images; return one entry per image when those that could be read are durable: None or its error."""
         new = AddRequest.of(images).images
         errors: list[ImageError | None] = [None] * len(new)
-        files = [(i, (file, new[i].note())) for i, file in files_of((one.image for one in new), errors)]
-        for batch in bounded(files, lambda one: upload_size(one[1])):
+        files = ((i, (file, new[i].note())) for i, file in files_of((one.image for one in new), errors))
+        for batch in bounded(files, lambda one: len(one[1][0][1]) + len(to_json(one[1][1]).encode()) + 1):
             answers = send_images(self._connection, f"{self._path}/items", [one for _, one in batch])
             for (i, _), error in zip(batch, answers, strict=True):
                 errors[i] = error
         return errors
 
     def index_folder(
-        self,
-        folder: str | Path,
-        *,
-        prune: bool = False,
-        thumbnails: bool = True,
-        workers: int = WORKERS,
-        shrink: int | None = None,
-        source: str | None = None,
-        labels: LabelTable | str | Path | None = None,
-        progress: Progress = lambda done, total: None,
+        self, folder: FolderRequest | str | Path, *, progress: Progress = lambda done, total: None
     ) -> IndexReport:
-        """Make the collection hold the folder's images; call it again to continue, or to update changed files.
-
-        Args:
-            folder: read with its subfolders; an image's parent folder is its label. Or an archive, an address or a
-                pattern, see `find_images`.
-            prune: delete items of this source whose file was removed. Items of a subfolder that is empty, a link, or
-                unreadable are kept, since their files may exist; the report counts them as `kept`. Without `source`,
-                all are kept, since another folder may have the same default source.
-            workers: concurrent requests, 1 to 32.
-            shrink: send larger images as JPEGs with this longest side; None: send the files as they are.
-            source: name of the folder in the collection; None: FOLDER-ID@HOST, where the ID is a hash of the folder's
-                path and of the machine-id. That of an archive is its folder, and the name of the archive follows.
-            labels: a table of labels; see `list_images_of`.
-            progress: called with (done, total), counted in images to send.
-
-        Raises:
-            NoImages: if the folder holds no image; with `prune`, if it never held one or is empty.
-            InvalidRequest: if the collection holds different images of another source under the same paths.
-            CollectionNotFound: create it first, with `collections.create`.
-        """
-        listing = list_folder(folder, source, labels, prune=prune)
+        """Make the collection, which exists, hold a folder's images; see `Bench.index_folder`."""
+        request = FolderRequest.of(folder)
+        if request.tiling is not None:
+            raise InvalidRequest("Tiles are read from files of this machine; index into a local store.")
+        listing = list_folder(request)
         self.info()  # a wrong name is reported before anything is compared
         indexed = pages(self, {"must": [{"key": "path", "exists": True}]}, limit=PAGE, with_vector=False)
         held = {item.id: dict(item.metadata) for page in indexed for item in page if "root" in item.metadata}
         known = own_items(self.name, listing, held)
-        changes = find_changes(listing, known, prune=prune, unique=source is not None)
-        upload = FolderUpload(
-            self._connection, f"{self._path}/items", shrink, thumbnails, len(changes.wanted), progress
-        )
-        upload.send(changes.wanted, workers)
+        changes = find_changes(listing, known, prune=request.prune, unique=request.source is not None)
+        done, failed = [0], []
+
+        def send(images: Sequence[FolderImage]) -> None:
+            loaded = [(one, load(one, request)) for one in images]
+            good = [(one, new) for one, new in loaded if isinstance(new, NewImage)]
+            broken = [(one, str(error)) for one, error in loaded if isinstance(error, ImageError)]
+            errors = self.add_images([new for _, new in good])
+            broken += [(one, str(error)) for (one, _), error in zip(good, errors, strict=True) if error is not None]
+            with lock:  # several workers report progress
+                failed.extend(broken)
+                done[0] += len(images)
+                progress(done[0], len(changes.wanted))
+
+        lock = Lock()
+        # requests of similar size, so that a small folder keeps all workers busy, too
+        share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // request.workers)))
+        parts = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
+        self._connection.for_each(parts, send, request.workers)
         self.update_each(changes.labels)
-        removed = self.delete(changes.gone) if prune else 0
-        return changes.report(sorted(upload.failed, key=lambda one: one[0].name), removed, listing.left_out)
+        removed = self.delete(changes.gone) if request.prune else 0
+        return changes.report(sorted(failed, key=lambda one: one[0].name), removed, listing.left_out)
 
     def import_file(
         self, path: str | Path, *, format: str | None = None, progress: Progress = lambda done, total: None
@@ -358,23 +303,8 @@ class RemoteCollection(Collection):
             format: zip, tar, ndjson, arrow or parquet; None: by the suffix of the file.
             progress: called with (done, total), in bytes.
         """
-        if format is not None and format not in FORMATS:
-            raise InvalidRequest(f"format must be one of {', '.join(FORMATS)}, got {format!r:.80}.")
-        if Path(path).is_dir():
-            raise InvalidRequest(
-                f"{path} is a folder, not a file; pack it into a zip, or use index_folder for its images."
-            )
         self.info()  # a wrong name is reported before anything is read
-        return Job.of(FileUpload(self._connection, f"{self._path}/imports", Path(path)).send(format, progress))
-
-    def abandon_import(self, path: str | Path) -> None:
-        """Delete what the server has of an interrupted `import_file` of a file with this content.
-
-        Raises:
-            InvalidRequest: the file does not exist, or a job already imports it; `jobs.cancel` cancels that.
-        """
-        self.info()
-        FileUpload(self._connection, f"{self._path}/imports", Path(path)).abandon()
+        return Job.of(upload_file(self._connection, f"{self._path}/imports", Path(path), format, progress))
 
     # ---- look after
 
@@ -409,13 +339,9 @@ class RemoteCollection(Collection):
     def _done(self, kind: str, progress: Progress) -> Mapping[str, Any]:
         call = Call("POST", f"{API}/jobs", json={"kind": kind, "collection": self.name})
         job = self._connection.send(call).read(Job.of)
-        return wait_for(self._connection, job.id, None, progress).result or {}
+        return RemoteJobs(self._connection).wait(job.id, progress=progress).result or {}
 
     # ---- inspections
-
-    def abandon_reembed(self) -> None:
-        """Delete the copies that failed re-embeddings left behind, if there are any."""
-        self._connection.send(Call("DELETE", f"{self._path}/reembed"))
 
     def inspections(self) -> list[int]:
         """Return the numbers of the inspections that are kept, the newest first."""
@@ -453,10 +379,93 @@ class RemoteCollection(Collection):
         return self._ask("GET", f"inspections/{number or 'latest'}/placements", read, params=params)
 
 
+class RemoteStore(VectorStore):
+    """The collections and aliases of a server. Records and promotion stay with the server."""
+
+    read_only = False  # the server refuses writes itself
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    @property
+    def records(self) -> Any:  # type: ignore[override]
+        """Raise InvalidRequest: a server keeps its jobs and probes itself."""
+        refuse("jobs and probes are read by `Client.jobs` and `Client.probes`")
+
+    def create(self, name: str, spec: CollectionSpec) -> RemoteCollection:
+        """Create an empty collection, for the model of the server that the spec names, if it names one."""
+        bound = {"model": spec.model} if spec.model else {"dim": spec.dim}
+        options: Any = {one: getattr(spec, one) for one in ("metric", "indexed", "index", "precision", "vectors")}
+        return self.create_for(name, NewCollection(**bound, **options))
+
+    def create_for(self, name: str, request: NewCollection) -> RemoteCollection:
+        """Create an empty collection; raise CollectionExists if it exists."""
+        self.refuse_taken(name)  # the server itself accepts the same specification again
+        self.put(name, request)
+        return self.get(name)
+
+    def put(self, name: str, request: NewCollection) -> None:
+        """Create a collection, unless it exists with this specification; CollectionExists: it has another one."""
+        self._connection.send(Call("PUT", _path(name), json=request.as_json()))
+
+    def get(self, name: str) -> RemoteCollection:
+        """Return the collection with that name or alias."""
+        info = self._connection.send(Call("GET", _path(name))).read(_read_info)
+        collection = RemoteCollection(self._connection, info.name)
+        collection.spec = info.spec
+        return collection
+
+    def drop(self, name: str) -> None:
+        """Delete a collection with everything in it, and its aliases."""
+        self._connection.send(Call("DELETE", _path(name), gone=CollectionNotFound))
+
+    def list(self) -> list[CollectionInfo]:
+        """Return the state of each collection, by name."""
+        answer = self._connection.send(Call("GET", f"{API}/collections"))
+        return answer.read(lambda body: list(map(_read_info, body["collections"])))
+
+    def names(self) -> Sequence[str]:
+        """Return the names of the collections, sorted."""
+        return [info.name for info in self.list()]
+
+    def alias(self, alias: str, name: str) -> None:
+        """Point an alias to a collection, whatever it pointed to before."""
+        self._connection.send(Call("PUT", _alias_path(alias), json={"collection": name}))
+
+    def unalias(self, alias: str) -> None:
+        """Remove an alias."""
+        self._connection.send(Call("DELETE", _alias_path(alias), gone=CollectionNotFound))
+
+    def aliases(self) -> dict[str, str]:
+        """Return the names of collections by alias."""
+        answer = self._connection.send(Call("GET", f"{API}/aliases"))
+        return answer.read(lambda body: {one["alias"]: one["collection"] for one in body["aliases"]})
+
+    def rename(self, name: str, to: str) -> None:
+        """Rename a collection; its aliases follow."""
+        self._connection.send(Call("PATCH", _path(name), json={"name": to}))
+
+    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
+        """Raise InvalidRequest: only a re-embedding of the server itself replaces a collection."""
+        refuse("point an alias to the collection instead")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._connection.close()
+
+
 # ------------------------------------------------------------------------------ inside
 
 
-def read_info(body: dict[str, Any]) -> CollectionInfo:
+def _path(name: str) -> str:
+    return f"{API}/collections/{check_collection_name(name)}"
+
+
+def _alias_path(alias: str) -> str:
+    return f"{API}/aliases/{check_collection_name(alias, 'Alias')}"
+
+
+def _read_info(body: dict[str, Any]) -> CollectionInfo:
     """Return the state of a collection in an answer."""
     spec = {one.name: body[one.name] for one in fields(CollectionSpec)}
     known = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq", "state")}

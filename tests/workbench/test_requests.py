@@ -1,13 +1,13 @@
-"""AddRequest: validation, its JSON form, and images without a thumbnail."""
+"""Requests to add images, to index a folder, and to create a collection."""
 
 import hashlib
-import json
 
 import pytest
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import AddRequest, Encoders, NewImage, Workbench
+from nnclr_hub.workbench import AddRequest, Encoders, FolderRequest, NewCollection, NewImage, Workbench
 
 
 def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
@@ -18,33 +18,27 @@ def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
         NewImage(None, image_files[0])
 
 
-def test_the_json_form_holds_every_field(image_files):
-    request = AddRequest([NewImage("a", image_files[0], {"label": "cat"}, thumbnail=False), NewImage(None, b"x")])
-    body = json.loads(json.dumps(request.to_json()))
-    again = AddRequest.from_json(body)
-    assert again.to_json() == body
-    assert again.images[0].image == image_files[0].read_bytes()
-    assert [one.thumbnail for one in again.images] == [False, True]
-
-
 @pytest.mark.parametrize(
-    "body",
+    "make",
     [
-        {},
-        {"items": "a"},
-        {"items": [{}]},
-        {"items": [{"image": "YQ==", "unknown": 1}]},
-        {"items": [{"image": "***"}]},
-        {"items": [{"image": "YQ==", "id": "no!"}]},
-        {"items": [{"image": "YQ==", "metadata": []}]},
-        {"items": [{"image": "YQ==", "thumbnail": 1}]},
-        {"items": [{"image": "YQ==", "id": "a"}, {"image": "Yg==", "id": "a"}]},
-        {"items": [], "more": 1},
+        lambda: AddRequest("a"),
+        lambda: AddRequest([b"x"]),
+        lambda: AddRequest([NewImage("a", b"x"), NewImage("a", b"y")]),
+        lambda: NewImage("no!", b"x"),
+        lambda: NewImage("a", b"x", []),
+        lambda: NewImage("a", b"x", thumbnail=1),
+        lambda: FolderRequest("photos", workers=0),
+        lambda: FolderRequest("photos", shrink=8),
+        lambda: FolderRequest("photos", vectors="pca"),
+        lambda: FolderRequest("photos", source="s", tiling=Tiling(512)),
+        lambda: NewCollection("model", 4),
+        lambda: NewCollection(dim=0),
+        lambda: NewCollection(metric="x"),
     ],
 )
-def test_an_invalid_request_cannot_be_made(body):
+def test_an_invalid_request_cannot_be_made(make):
     with pytest.raises(InvalidRequest):
-        AddRequest.from_json(body)
+        make()
 
 
 def test_images_can_be_added_without_a_thumbnail(image_files, photos, model, tmp_path):
@@ -55,6 +49,6 @@ def test_images_can_be_added_without_a_thumbnail(image_files, photos, model, tmp
         assert bench.add_images("photos", AddRequest(images)) == [None, None]
         assert bench.collection("photos").thumbnail("with") is not None
         assert bench.collection("photos").thumbnail("without") is None
-        bench.index_folder("indexed", photos, thumbnails=False)
+        bench.index_folder("indexed", FolderRequest(photos, thumbnails=False))
         [item] = bench.collection("indexed").scroll(limit=1).items
         assert bench.collection("indexed").thumbnail(item.id) is None
