@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.images.folder import list_images
+from nnclr_hub.images.listing import list_images
 
 BATCH = 64
 SHARD = 100  # images; a few shards in each run

@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression
 
 from nnclr_hub import load_encoder
 from nnclr_hub.images.decode import decode_image
-from nnclr_hub.images.folder import list_images
+from nnclr_hub.images.listing import list_images
 from nnclr_hub.probe.knn import knn_classify
 from training.pretrain import pretrain
 

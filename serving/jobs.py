@@ -547,7 +547,7 @@ class Jobs:
         except Cancelled:
             self._wait_for_disk(lambda: self._end(active, "cancelled"))
         else:
-            changes = {"result": result.as_json(), "done": active.job.total}
+            changes = {"result": result, "done": active.job.total}
             self._wait_for_disk(lambda: self._end(active, "done", *context.writes, **changes))
 
     def _fail(self, active: ActiveJob, error: Exception) -> None:

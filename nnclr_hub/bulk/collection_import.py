@@ -17,12 +17,11 @@ import numpy as np
 from nnclr_hub.bulk.plan import TILE, ShardPlan
 from nnclr_hub.bulk.shards import Shards
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
-from nnclr_hub.images.listing import named
-from nnclr_hub.images.source import ImageSource, ListedImage
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.folder_changes import item_id
-from nnclr_hub.workbench.metadata_keys import BOX
+from nnclr_hub.workbench.metadata import BOX
 
 log = logging.getLogger(__name__)
 BATCH = MAX_IN  # items whose ids one filter can name
@@ -73,21 +72,21 @@ def collect(
 
 def _repeats(shards: Shards) -> Counter[str]:
     """Return how many images are replaced by a later one of the same path in their archive, by id."""
-    sources = shards.plan.sources
+    places = shards.plan.places
     repeats = Counter[str]()
-    if len(sources) == 1 and not sources[0].archive:
+    if len(places) == 1 and not places[0].archive:
         return repeats
-    seen: dict[bytes, int] = {}  # number of the source, by id
+    seen: dict[bytes, Place] = {}  # by id
     for shard in shards:
         for image in shard.images:
-            id = item_id(sources[image.source], image.path)
+            id = item_id(image.place, image.path)
             if (key := bytes.fromhex(id)) not in seen:
-                seen[key] = image.source
-            elif seen[key] == image.source and sources[image.source].archive:
+                seen[key] = image.place
+            elif seen[key] == image.place and image.place.archive:
                 repeats[id] += 1
             else:
                 raise InvalidRequest(
-                    f"{named(sources, image)} has the same path below its folder or archive as another image and "
+                    f"{image} has the same path below its folder or archive as another image and "
                     "would replace it; embed a folder that contains both folders."
                 )
     if repeats:
@@ -112,7 +111,7 @@ def _batches(shards: Shards, repeats: Counter[str]) -> Iterator[list[Item]]:
         for start in range(0, shard.count, BATCH):
             items = []
             for row in rows[start : start + BATCH]:
-                item = _item(shard.plan.sources[row[0].source], *row)
+                item = _item(*row)
                 if left[item.id]:
                     left[item.id] -= 1
                 else:
@@ -121,15 +120,13 @@ def _batches(shards: Shards, repeats: Counter[str]) -> Iterator[list[Item]]:
                 yield items
 
 
-def _item(
-    source: ImageSource, image: ListedImage, vector: np.ndarray, about: dict[str, Any], label: str | None
-) -> Item:
+def _item(image: Source, vector: np.ndarray, about: dict[str, Any], label: str | None) -> Item:
     """Return the item that `nnclr index` would write; the root of an image in an archive is the archive."""
     path, mark, box = image.path.rpartition("#") if TILE.search(image.path) else (image.path, "", "")
-    metadata = {"path": path, "root": source.absolute, "size": image.size, "mtime": image.mtime}
+    metadata = {"path": path, "root": image.place.absolute, "size": image.size, "mtime": image.mtime}
     if mark:
         metadata[BOX] = [int(one) for one in box.split(",")]
-    return Item(item_id(source, image.path), vector, about | metadata | ({"label": label} if label else {}))
+    return Item(item_id(image.place, image.path), vector, about | metadata | ({"label": label} if label else {}))
 
 
 def _existing(collection: Collection, items: list[Item]) -> dict[str, Item]:

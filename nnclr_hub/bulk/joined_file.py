@@ -58,7 +58,7 @@ def join(shards: Shards, file: Path) -> Shape:
     shards.require_all()
     shape = sum(shard.count for shard in shards), shards.plan.dim
     if not shape[0]:
-        raise ImageError(f"None of the {shards.plan.images} images could be read; the shards list the reason of each.")
+        raise ImageError(f"None of the {shards.plan.images()} images could be read; the shards list the reasons.")
     FORMATS[file.suffix.lower()](shards, file, shape)
     broken = file.with_suffix(".broken.txt")
     broken.unlink(missing_ok=True)

@@ -18,14 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import sweep
-from nnclr_hub.bulk.plan import SHARD_SIZE, Places, ShardPlan, check_part
+from nnclr_hub.bulk.plan import SHARD_SIZE, Places, ShardPlan, check_form
 from nnclr_hub.bulk.shards import Shard, Shards, find_shard, write_shard
-from nnclr_hub.encoder.inputs import ImageLike
 from nnclr_hub.errors import ImageError
-from nnclr_hub.images.listing import contents, named
 from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.images.reading import PLAIN
-from nnclr_hub.images.source import ImageSource, ListedImage
+from nnclr_hub.images.source import Source
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.progress import Advance
 from nnclr_hub.store.spec import Embeds
@@ -34,12 +32,13 @@ from nnclr_hub.workbench.folder_changes import metadata_of
 READERS = 16
 STEP = 64  # images between two progress reports
 INVALID_VECTOR = "The network's output for this image is not finite, or all zero."
+Part = tuple[int, list[Source], list[Source]]  # see `ShardPlan.parts`
 
 
 class Streams(Embeds, Protocol):
     """An encoder that embeds any number of images and yields their vectors one by one."""
 
-    def embed_in_order(self, images: Iterable[ImageLike]) -> Iterator[np.ndarray | ImageError]: ...
+    def embed_in_order(self, images: Iterable[Any]) -> Iterator[np.ndarray | ImageError]: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ def embed_shards(
 
     Args:
         folder: created if necessary; contains nothing else.
-        given: images, folders of images, or tar archives of images; see `find_images`.
+        given: images, folders of images, or archives of images; see `find_images`.
         precision: "f32", or "f16" for half the disk space.
         part: (k, n): make the k-th of n parts, from 1; each part is a separate process.
         tiling: embed tiles of the images instead of whole images.
@@ -86,14 +85,13 @@ def embed_shards(
         NoImages: there are no images.
         DiskFull: a shard does not fit.
     """
-    check_part(part)
+    check_form(precision, shard_size, part)
     places = Places.of(given, tiling, getattr(encoder, "reading", PLAIN))
     plan = ShardPlan.begin(folder, encoder, places, precision=precision, shard_size=shard_size)
     # in a row, so that a part lists few archives
     numbers = range(plan.shards * (part[0] - 1) // part[1], plan.shards * part[0] // part[1])
-    wanted = shards_to_make(folder, plan, numbers)
-    total = sum(map(plan.size, numbers))
-    done = total - sum(map(plan.size, wanted))
+    wanted, total = shards_to_make(folder, plan, numbers), plan.images(numbers)
+    done = total - plan.images(wanted)
 
     def advance(count: int) -> None:
         nonlocal done
@@ -102,11 +100,9 @@ def embed_shards(
 
     advance(0)
     if not wanted:  # check at least that these are the images
-        for _, shards in plan.stretches(folder, places, numbers[:1]):
-            list(shards)
+        list(plan.parts(folder, places, numbers[:1]))
     with decoding_processes(images=total - done):
-        for sources, shards in plan.stretches(folder, places, wanted):
-            fill(folder, plan, sources, shards, encoder, advance)
+        fill(folder, plan, plan.parts(folder, places, wanted), encoder, advance)
     return summarize(folder, plan, numbers)
 
 
@@ -116,19 +112,10 @@ def shards_to_make(folder: Path, plan: ShardPlan, numbers: Iterable[int]) -> lis
     return [number for number, shard in found if shard is None or shard.broken]
 
 
-def _readable(plan: ShardPlan, images: Sequence[ListedImage], shard: Shard | None) -> list[bool]:
-    """Return which images of a part the shard has vectors of."""
-    broken = {path for path, _ in shard.broken} if shard else set()
-    readable = [shard is not None and named(plan.sources, image) not in broken for image in images]
-    # an archive may have several members of one name
-    return readable if shard and sum(readable) == shard.count else [False] * len(images)
-
-
 def fill(
     folder: Path,
     plan: ShardPlan,
-    sources: Sequence[ImageSource],
-    shards: Iterable[tuple[int, Sequence[ListedImage]]],
+    parts: Iterable[Part],
     encoder: Streams,
     advance: Callable[[int], None] = lambda count: None,
 ) -> None:
@@ -137,50 +124,53 @@ def fill(
     Of a shard that exists, only the broken images are embedded.
 
     Args:
-        sources: of the images, with paths of this machine.
-        shards: (number, images) of each, see `ShardPlan.stretches`; each has an image without a vector.
+        parts: see `ShardPlan.parts`; each has an image without a vector.
         advance: called with the number of images done since the last call.
     """
-    begun: deque[tuple[int, Sequence[ListedImage], Shard | None, list[bool]]] = deque()
+    begun: deque[tuple[Part, Shard | None, list[bool]]] = deque()
 
-    def images_to_embed() -> Iterator[ImageLike]:
-        for number, images in shards:
-            shard = find_shard(folder, plan, number)
-            has = _readable(plan, images, shard)
-            begun.append((number, images, shard, has))
-            yield from contents(sources, compress(images, map(not_, has)))
+    def images_to_embed() -> Iterator[Source]:
+        for part in parts:
+            shard = find_shard(folder, plan, part[0])
+            unread = {path for path, _ in shard.broken} if shard else set()
+            has = [shard is not None and str(one) not in unread for one in part[2]]
+            if shard and sum(has) != shard.count:  # an archive may have several members of one name
+                has = [False] * len(has)
+            begun.append((part, shard, has))
+            yield from compress(part[1], map(not_, has))
 
     results = encoder.embed_in_order(images_to_embed())
     for first in results:  # of the next shard
-        number, images, shard, has = begun.popleft()
+        (number, images, named), shard, has = begun.popleft()
         new = chain([first], results)
         stored = iter(shard.vectors) if shard and any(has) else iter(())
-        good: list[ListedImage] = []
+        good: list[int] = []
         rows: list[np.ndarray] = []
         broken: list[tuple[str, str]] = []
-        for count, (image, is_known) in enumerate(zip(images, has, strict=True), 1):
+        for i, is_known in enumerate(has):
             result = next(stored if is_known else new)
             if isinstance(result, ImageError):
-                broken.append((named(plan.sources, image), str(result)))
+                broken.append((str(named[i]), str(result)))
             elif not np.isfinite(result).all() or not result.any():
-                broken.append((named(plan.sources, image), INVALID_VECTOR))
+                broken.append((str(named[i]), INVALID_VECTOR))
             else:
-                good.append(image)
+                good.append(i)
                 rows.append(result)
-            if count % STEP == 0:
+            if (i + 1) % STEP == 0:
                 advance(STEP)
         if not any(has) or len(good) > sum(has):
             vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
-            write_shard(folder, plan, number, vectors, good, broken, _all_metadata(sources, good))
+            metadata = _all_metadata([images[i] for i in good])
+            write_shard(folder, plan, number, vectors, [named[i] for i in good], broken, metadata)
         advance(len(images) % STEP)
 
 
-def _all_metadata(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> list[dict[str, Any]]:
+def _all_metadata(images: Sequence[Source]) -> list[dict[str, Any]]:
     """Read the metadata of images in archives."""
     if not any(one.texts for one in images):
-        return [metadata_of(sources[one.source], one) for one in images]
+        return list(map(metadata_of, images))
     with ThreadPoolExecutor(READERS) as pool:  # an address answers slowly, but many requests at once
-        return list(pool.map(lambda one: metadata_of(sources[one.source], one), images))
+        return list(pool.map(metadata_of, images))
 
 
 def summarize(folder: Path, plan: ShardPlan, numbers: Iterable[int]) -> Embedded:
@@ -188,9 +178,5 @@ def summarize(folder: Path, plan: ShardPlan, numbers: Iterable[int]) -> Embedded
     shards = [shard for number in numbers if (shard := find_shard(folder, plan, number)) is not None]
     missing = len(Shards(folder).missing)
     sweep(folder)
-    return Embedded(
-        images=sum(shard.count for shard in shards),
-        broken=tuple(chain.from_iterable(shard.broken for shard in shards)),
-        shards=plan.shards,
-        missing=missing,
-    )
+    broken = chain.from_iterable(shard.broken for shard in shards)
+    return Embedded(sum(shard.count for shard in shards), tuple(broken), plan.shards, missing)

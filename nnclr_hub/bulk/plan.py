@@ -3,7 +3,7 @@
 places = Places.of(["photos", "more.tar"])
 plan = ShardPlan.begin(folder, encoder, places)
 plan.shards                         # number of shards
-for number, sources, images in plan.stretches(places, [3, 4]): ...
+for number, images, named in plan.parts(folder, places, [3, 4]): ...
 
 A shard is a stretch of one archive or of the listing of one folder. The plan has the path at which each begins, so a
 process walks only to its own stretches, and no process holds the list of all images.
@@ -19,38 +19,33 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import dropwhile, groupby, islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
-from nnclr_hub.images.listing import EXPECTED, contents, find_units, is_archive, open_unit, tiles_in_order
+from nnclr_hub.images.listing import EXPECTED, find_units, in_tiles, is_archive, open_unit, prefixed_keys
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import ImageSource, ListedImage
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.spec import Embeds
 
 PLAN = "plan.json"
-FORMAT, VERSION = "nnclr_hub shards", 4
+FORMAT, VERSION = "nnclr_hub shards", 5
 PRECISIONS = {"f32": np.float32, "f16": np.float16}
 SHARD_SIZE = 4096
 TILE = re.compile(r"#\d+,\d+,\d+,\d+$")  # the end of the path of a tile
-# plan.json: types of the fields except sources and stretches
+# plan.json: types of the fields except places and shards
 KINDS = {"model": str, "fingerprint": str, "dim": int, "precision": str, "shard_size": int, "units": list}
 
 
-def check_form(precision: str, shard_size: int) -> None:
-    """Check the precision of vectors and the size of shards; raise InvalidRequest if one is invalid."""
+def check_form(precision: str, shard_size: int, part: tuple[int, int] = (1, 1)) -> None:
+    """Raise InvalidRequest for an unknown precision, an empty shard, or a part (k, n) without 1 <= k <= n."""
     if precision not in PRECISIONS:
         raise InvalidRequest(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.")
     if shard_size < 1:
         raise InvalidRequest(f"shard_size must be at least 1, got {shard_size}.")
-
-
-def check_part(part: tuple[int, int]) -> None:
-    """Check a part (k, n); raise InvalidRequest if k is not from 1 to n."""
     if not 1 <= part[0] <= part[1]:
         raise InvalidRequest(f"Parts are numbered 1/N to N/N, got {part[0]}/{part[1]}.")
 
@@ -89,8 +84,8 @@ class Places:
         """Find the archives and folders at the given places."""
         return cls(tuple(find_units(given)), tiling, reading)
 
-    def open(self, unit: int, start: str = "") -> tuple[list[ImageSource], Iterator[ListedImage]]:
-        """Return the sources of a unit, and its images from a path on.
+    def open(self, unit: int, start: str = "") -> tuple[list[Place], Iterator[Source]]:
+        """Return the folders and archives of a unit, and its images from a path on.
 
         With several archives, the keys of samples begin with the name of theirs.
 
@@ -98,48 +93,47 @@ class Places:
             NoImages: it is empty and the only one.
         """
         try:
-            sources, images = open_unit(self.units[unit], start if self.tiling is None else TILE.sub("", start))
+            found, images = open_unit(self.units[unit], start if self.tiling is None else TILE.sub("", start))
         except NoImages:
             if len(self.units) == 1:
                 raise
             return [], iter(())
         if self.tiling is not None:
-            images = tiles_in_order(sources, images, self.tiling, self.reading)
-            images = dropwhile(lambda one: start not in ("", one.path), images)
+            tiles = in_tiles(images, self.tiling, self.reading)
+            images = dropwhile(lambda one: start not in ("", one.path), tiles)
         if sum(is_archive(place) for places in self.units for place in places) > 1:
-            names = [Path(source.absolute).name for source in sources]
-            images = (replace(one, key=f"{names[one.source]}/{one.key}") if one.key else one for one in images)
-        return sources, images
+            images = prefixed_keys(images)
+        return found, images
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(NamedTuple):
     """The images of a shard.
 
     unit: number of their archive or folder.
     first: path of the first one.
-    count: their number.
-    digest: of their names and sizes, and the bytes of the first one; see `digest_of`.
+    images: their number.
+    digest: see `digest_of`.
     """
 
     unit: int
     first: str
-    count: int
+    images: int
     digest: str
 
 
-def digest_of(sources: Sequence[ImageSource], images: Sequence[ListedImage]) -> str:
+def digest_of(images: Sequence[Source]) -> str:
     """Return a hash of some images, in hex, independent of their location.
 
     It covers names and sizes, and the bytes of the first one, because images of equal names and sizes may differ.
     """
-    digest = hashlib.sha256()
+    digest, numbers = hashlib.sha256(), dict[Place, int]()
     for one in images:
-        digest.update(f"{one.source}\0{one.path}\0{one.size}\n".encode("utf-8", "surrogateescape"))
-    for image in contents(sources, images[:1]):
+        number = numbers.setdefault(one.place, len(numbers))
+        digest.update(f"{number}\0{one.path}\0{one.size}\n".encode("utf-8", "surrogateescape"))
+    for one in images[:1]:
         try:
-            if not isinstance(image, Tile):  # whose file may be too large to read
-                digest.update(Path(image).read_bytes() if isinstance(image, str) else image.read())
+            if one.box is None:  # the file of a tile may be too large to read
+                digest.update(one.read())
         except (OSError, ImageError):  # its shard reports the error
             digest.update(b"-")
     return digest.hexdigest()[:32]
@@ -154,9 +148,9 @@ class ShardPlan:
     dim: D, length of a vector.
     precision: "f32" or "f16", of the stored vectors.
     shard_size: images per shard; the last shard of an archive or folder has the rest.
-    units: the number of sources of each archive or folder.
-    sources: folders and archives of the images.
-    stretch: the images of each shard.
+    units: the number of places of each unit.
+    places: folders and archives of the images.
+    stretches: the images of each shard.
     """
 
     model: str
@@ -165,8 +159,8 @@ class ShardPlan:
     precision: str
     shard_size: int
     units: tuple[int, ...]
-    sources: tuple[ImageSource, ...]
-    stretch: tuple[Stretch, ...]
+    places: tuple[Place, ...]
+    stretches: tuple[Stretch, ...]
 
     @property
     def name(self) -> str:
@@ -179,35 +173,24 @@ class ShardPlan:
         return self.dim
 
     @property
-    def images(self) -> int:
-        """The number of images, with those that cannot be read."""
-        return sum(one.count for one in self.stretch)
-
-    @property
     def shards(self) -> int:
         """The number of shards."""
-        return len(self.stretch)
+        return len(self.stretches)
 
-    def size(self, number: int) -> int:
-        """Return the number of images of a shard, with those that cannot be read."""
-        return self.stretch[number].count
+    def images(self, numbers: Iterable[int] | None = None) -> int:
+        """Return the number of images of some shards, or of all, with those that cannot be read."""
+        return sum(self.stretches[number].images for number in (range(self.shards) if numbers is None else numbers))
 
     @cached_property
     def id(self) -> str:
-        """16 hex digits that each shard records: a hash of all fields except the sources and the encoder's name."""
+        """16 hex digits that each shard records: a hash of all fields except the places and the encoder's name."""
         fields = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
-        stretches = [[one.unit, one.count, one.digest] for one in self.stretch]
+        stretches = [[one.unit, one.images, one.digest] for one in self.stretches]
         return hashlib.sha256(json.dumps([fields, stretches]).encode()).hexdigest()[:16]
 
     @classmethod
     def begin(
-        cls,
-        folder: Path,
-        encoder: Embeds,
-        places: Places,
-        *,
-        precision: str = "f32",
-        shard_size: int = SHARD_SIZE,
+        cls, folder: Path, encoder: Embeds, places: Places, *, precision: str = "f32", shard_size: int = SHARD_SIZE
     ) -> Self:
         """Read the plan of a folder, or make it: list all images, a shard at a time.
 
@@ -218,32 +201,31 @@ class ShardPlan:
         check_form(precision, shard_size)
         check_folder(folder)
         wanted = (encoder.name, encoder.fingerprint, encoder.embed_dim, precision, shard_size)
-        if (folder / PLAN).exists():
-            there = cls.read(folder)
-            there._check(wanted, places, folder)
-            return there
-        units, sources, stretches = [], [], []
-        for unit in range(len(places.units)):
-            found, images = places.open(unit)
-            units.append(len(found))
-            sources += found
-            while images_of := list(islice(images, shard_size)):
-                stretches.append(Stretch(unit, images_of[0].path, len(images_of), digest_of(found, images_of)))
-        if not stretches:
-            raise NoImages(f"There are no images; {EXPECTED}.")
-        plan = cls(*wanted, tuple(units), tuple(sources), tuple(stretches))
+        if not (folder / PLAN).exists():
+            units, found, stretches = [], [], []
+            for unit in range(len(places.units)):
+                own, images = places.open(unit)
+                units.append(len(own))
+                found += own
+                while part := list(islice(images, shard_size)):
+                    stretches.append(Stretch(unit, part[0].path, len(part), digest_of(part)))
+            if not stretches:
+                raise NoImages(f"There are no images; {EXPECTED}.")
+            cls(*wanted, tuple(units), tuple(found), tuple(stretches))._write(folder)
+        there = cls.read(folder)  # another process may have been first
+        there._check(wanted, places, folder)
+        return there
+
+    def _write(self, folder: Path) -> None:
         try:
             folder.mkdir(exist_ok=True)
         except FileNotFoundError as error:  # although its parent exists, as in /proc
             raise InvalidRequest(f"{folder} cannot be created in {folder.parent}; use another --out.") from error
-        fields: dict[str, Any] = {name: getattr(plan, name) for name in KINDS}
-        fields["sources"] = [{**asdict(source), "left_out": ()} for source in sources]
-        fields["shards"] = [[one.unit, one.first, one.count, one.digest] for one in stretches]
+        fields: dict[str, Any] = {name: getattr(self, name) for name in KINDS}
+        fields["places"] = [{**asdict(place), "left_out": ()} for place in self.places]
+        fields["shards"] = self.stretches
         with written_whole(folder / PLAN, first=True) as file:
             file.write(json.dumps({"format": FORMAT, "version": VERSION, **fields}, indent=1).encode())
-        there = cls.read(folder)  # another process may have been first
-        there._check(wanted, places, folder)
-        return there
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -263,9 +245,9 @@ class ShardPlan:
                     raise ValueError(f"{name} is {fields[name]!r:.80}")
             check_form(fields["precision"], fields["shard_size"])
             fields["units"] = tuple(map(int, fields["units"]))
-            sources = tuple(ImageSource(**{**one, "left_out": ()}) for one in given["sources"])
+            places = tuple(Place(**{**one, "left_out": ()}) for one in given["places"])
             stretches = tuple(Stretch(int(one[0]), str(one[1]), int(one[2]), str(one[3])) for one in given["shards"])
-            return cls(**fields, sources=sources, stretch=stretches)
+            return cls(**fields, places=places, stretches=stretches)
         except FileNotFoundError as error:
             raise InvalidRequest(
                 f"{folder} has no {PLAN}; expected a folder of shards that `nnclr embed --out` wrote."
@@ -291,41 +273,33 @@ class ShardPlan:
 
     def _other_images(self, folder: Path) -> InvalidRequest:
         return InvalidRequest(
-            f"{folder} was started for {self.images} images, and now there are other images; use another --out, or "
+            f"{folder} was started for {self.images()} images, and now there are other images; use another --out, or "
             f"delete {folder}. For a folder that changes, use `nnclr index`."
         )
 
-    def stretches(
+    def parts(
         self, folder: Path, places: Places, numbers: Iterable[int]
-    ) -> Iterator[tuple[list[ImageSource], Iterator[tuple[int, list[ListedImage]]]]]:
-        """Yield for each unit of these shards (ascending) its sources, and (number, images) of each shard.
-
-        The images have the numbers of their sources in the plan, and so have the yielded sources.
+    ) -> Iterator[tuple[int, list[Source], list[Source]]]:
+        """Yield each of these shards (ascending): its number, its images at the places of this call, and the same
+        images at those of the plan, which may have been made on another machine.
 
         Raises:
             InvalidRequest: the images of a shard are not those of the plan.
         """
-        for unit, group in groupby(numbers, key=lambda number: self.stretch[number].unit):
-            before = sum(self.units[:unit])
-            wanted = list(group)
-            found, images = places.open(unit, self.stretch[wanted[0]].first)
+        for unit, group in groupby(numbers, key=lambda number: self.stretches[number].unit):
+            wanted, before = list(group), sum(self.units[:unit])
+            found, images = places.open(unit, self.stretches[wanted[0]].first)
             if len(found) != self.units[unit]:
                 raise self._other_images(folder)
-            # with places of this call: the plan may have been made on another machine
-            sources = [*self.sources[:before], *found, *self.sources[before + len(found) :]]
-            yield sources, self._shards(folder, found, images, wanted, before)
-
-    def _shards(
-        self, folder: Path, found: list[ImageSource], images: Iterator[ListedImage], wanted: list[int], before: int
-    ) -> Iterator[tuple[int, list[ListedImage]]]:
-        make = set(wanted)
-        for number in range(wanted[0], wanted[-1] + 1):
-            stretch = self.stretch[number]
-            images_of = list(islice(images, stretch.count))
-            is_last = number + 1 == self.shards or self.stretch[number + 1].unit != stretch.unit
-            if is_last and next(images, None) is not None:
-                raise self._other_images(folder)
-            if number in make:
-                if len(images_of) != stretch.count or digest_of(found, images_of) != stretch.digest:
+            make = set(wanted)
+            planned = dict(zip(found, self.places[before:], strict=False))
+            for number in range(wanted[0], wanted[-1] + 1):
+                stretch = self.stretches[number]
+                part = list(islice(images, stretch.images))
+                is_last = number + 1 == self.shards or self.stretches[number + 1].unit != unit
+                if is_last and next(images, None) is not None:
                     raise self._other_images(folder)
-                yield number, [replace(one, source=before + one.source) for one in images_of] if before else images_of
+                if number in make:
+                    if len(part) != stretch.images or digest_of(part) != stretch.digest:
+                        raise self._other_images(folder)
+                    yield number, part, [replace(one, place=planned[one.place]) for one in part]

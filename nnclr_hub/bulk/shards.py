@@ -6,9 +6,9 @@ for shard in shards:
     shard.vectors, shard.paths, shard.broken
 
 A file shard-00003.safetensors contains `vectors` (n, D) float32 or float16, unit rows. `images` is JSON as uint8,
-with [source, path, size, mtime] per image. `broken` is JSON as uint8, with [path, reason] of the other images of its
-part. `metadata` is JSON as uint8, with an object per image; it exists only if an image came from an archive. The header
-records the plan and the number of the shard.
+with [place, path, size, mtime, folder] per image. `broken` is JSON as uint8, with [path, reason] of the other images of
+its part. `metadata` is JSON as uint8, with an object per image; it exists only if an image came from an archive. The
+header records the plan and the number of the shard.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from safetensors.numpy import save
 from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.images.listing import named
-from nnclr_hub.images.source import ListedImage
+from nnclr_hub.images.source import Source
 from nnclr_hub.missing_values import is_missing
 
 VECTORS, BROKEN, METADATA = "vectors", "broken", "metadata"
@@ -52,14 +51,15 @@ class Shard:
     count: int
 
     @cached_property
-    def images(self) -> tuple[ListedImage, ...]:
-        """n images, in the order of the vectors."""
-        return tuple(ListedImage(*one[:4], folder=one[4]) for one in json.loads(self._tensor(IMAGES).tobytes()))
+    def images(self) -> tuple[Source, ...]:
+        """n images, in the order of the vectors, as far as they can be named."""
+        rows, places = json.loads(self._tensor(IMAGES).tobytes()), self.plan.places
+        return tuple(Source(places[one[0]], *one[1:4], folder=one[4]) for one in rows)
 
     @cached_property
     def paths(self) -> list[str]:
-        """n names: each source as passed, and the path below it."""
-        return [named(self.plan.sources, one) for one in self.images]
+        """n names: each place as passed, and the path below it."""
+        return list(map(str, self.images))
 
     @cached_property
     def metadata(self) -> list[dict[str, Any]]:
@@ -141,7 +141,7 @@ def write_shard(
     plan: ShardPlan,
     number: int,
     vectors: np.ndarray,
-    images: Sequence[ListedImage],
+    images: Sequence[Source],
     broken: Sequence[tuple[str, str]],
     metadata: Sequence[dict[str, Any]] = (),
 ) -> None:
@@ -149,15 +149,17 @@ def write_shard(
 
     Args:
         vectors: (n, D) float, unit rows.
+        images: at the places of the plan.
         broken: (path, reason) of the part's other images.
         metadata: of each image, if there is any.
 
     Raises:
         DiskFull: nothing was written.
     """
+    numbers = {place: number for number, place in enumerate(plan.places)}
     tensors = {
         VECTORS: np.ascontiguousarray(vectors, PRECISIONS[plan.precision]),
-        IMAGES: _json([[one.source, one.path, one.size, one.mtime, one.folder] for one in images]),
+        IMAGES: _json([[numbers[one.place], one.path, one.size, one.mtime, one.folder] for one in images]),
         BROKEN: _json(list(broken)),
         **({METADATA: _json(list(metadata))} if any(metadata) else {}),
     }

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import list_broken, none_read
-from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
-from nnclr_hub.cli.verbs import Backend, Model, err, loaded_encoder
+from nnclr_hub.cli.options import ReadingOptions, reads_tiles
+from nnclr_hub.cli.verbs import Backend, Model, err, list_broken, loaded_encoder, none_read
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
@@ -110,11 +109,10 @@ def _check_options(
 def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> None:
     """Report what `embed_shards` would refuse, as far as it is known before an encoder is loaded."""
     from nnclr_hub.bulk.joined_file import check_format
-    from nnclr_hub.bulk.plan import check_folder, check_form, check_part
+    from nnclr_hub.bulk.plan import check_folder, check_form
     from nnclr_hub.images.listing import find_images, find_places
 
-    check_form(how["precision"], how["shard_size"])
-    check_part(how.get("part", (1, 1)))
+    check_form(how["precision"], how["shard_size"], how.get("part", (1, 1)))
     if to is not None:
         check_folder(_shards_of(to) if _is_file(to) else to)
         check_format(to)
@@ -125,19 +123,21 @@ def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> No
 
 def _print_lines(images: list[str], encoder: Encoder, tiling: Any) -> None:
     """Print a line for each image as soon as it is embedded; list unreadable images at the end."""
-    from nnclr_hub.images.listing import contents, find_images, in_tiles, named
+    from nnclr_hub.images.listing import in_tiles, list_places, prefixed_keys
     from nnclr_hub.workbench.folder_changes import metadata_of
 
-    sources, listed = find_images(images)
+    places, listed = list_places(images)
+    if sum(bool(place.archive) for place in places) > 1:
+        listed = list(prefixed_keys(listed))
     if tiling is not None:
-        listed = in_tiles(sources, listed, tiling, encoder.reading)
+        listed = list(in_tiles(listed, tiling, encoder.reading))
     broken: list[tuple[str, str]] = []
-    for one, result in zip(listed, encoder.embed_in_order(contents(sources, listed)), strict=True):
-        name = named(sources, one)
+    for one, result in zip(listed, encoder.embed_in_order(listed), strict=True):
+        name = str(one)
         if isinstance(result, ImageError):
             broken.append((name, str(result)))
         else:
-            metadata = metadata_of(sources[one.source], one)
+            metadata = metadata_of(one)
             line = {"id": one.key or name, "path": name} | ({"metadata": metadata} if metadata else {})
             typer.echo(json.dumps(line | {"embedding": result.tolist()}))
     list_broken(broken)

@@ -6,41 +6,35 @@ encoder.embed_each(["a.jpg", "broken.jpg"])     # [(D,) float32, ImageError]
 encoder.embed_in_order(paths)                   # an iterator over the same, for any number of images
 encoder.tokens(["a.jpg"])                       # (1, h, w, D)
 encoder.attention("a.jpg", Point(120, 80))      # AttentionMap: similarity of each cell to a point
+
+encoder.forward_crops(np.stack([encoder.prepare("a.jpg")]))    # the two halves of `embed`
 """
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.backends import Backend, open_backend, parse_backend
-from nnclr_hub.encoder.crops import embed_crops
+from nnclr_hub.encoder.crops import MAX_CROPS, crop_views
 from nnclr_hub.encoder.descriptors import Appended
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.fingerprint import fingerprint_of, with_reading
-from nnclr_hub.encoder.inputs import (
-    as_list,
-    as_source,
-    as_tensor,
-    crops_of,
-    is_tensor,
-    is_uint8,
-    network_inputs,
-    weigh,
-)
+from nnclr_hub.encoder.inputs import as_list, as_source, as_tensor, crops_of, is_tensor, transformed_batches, weigh
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig
+from nnclr_hub.images.decode import DecodableImage
 from nnclr_hub.images.pool import LIGHT, TOGETHER, active_pool, attempt_each
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
@@ -54,37 +48,22 @@ if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
 BATCH = 64
 
 
-@dataclass(frozen=True)
-class DeferredBackbone:
-    """A backbone that is built in torch only if something other than vectors of images is needed.
-
-    build: returns it.
-    embed_dim: D.
-    heads: number of attention heads; see `Encoder.heads`.
-    weight_bytes: size of its weights.
-    """
-
-    build: Callable[[], nn.Module]
-    embed_dim: int
-    heads: int | None
-    weight_bytes: int
-
-
 class Encoder:
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:
-        backbone: (B, C, S, S) float -> (B, D), put in evaluation mode, with weights as float32; or a deferred one.
+        backbone: (B, C, S, S) float -> (B, D), put in evaluation mode, with weights as float32; or what builds it, if
+            `about` is given. It is then built only if something other than vectors of images is needed.
         preprocessing: the preprocessing that the backbone expects; or a transform that replaces it.
         name: its source.
         device: None: the GPU if there is one.
         precision: "fp32" or "bf16"; None: as named by `backend`, or else fp32.
         config: the config.json of its model folder, if any.
         batch_size: images per forward pass.
-        backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the one that
-            a rule selects (`backends.rule`); or an open one, or what opens it. Float tensors, `tokens` and
-            attention always run in torch.
+        backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the one that a rule
+            selects; or an open one, or what opens it. Float tensors, `tokens` and attention always run in torch.
         fingerprint: default: a hash of weights and preprocessing.
+        about: what is recorded of a backbone that is not built: ABOUT_GRAPH of `hub.layout`.
 
     Raises:
         InvalidRequest: an unknown precision or backend, or a device that does not exist.
@@ -93,7 +72,7 @@ class Encoder:
 
     def __init__(
         self,
-        backbone: nn.Module | DeferredBackbone,
+        backbone: nn.Module | Callable[[], nn.Module],
         preprocessing: Preprocessing | Transform,
         *,
         name: str = "encoder",
@@ -103,26 +82,40 @@ class Encoder:
         batch_size: int = BATCH,
         backend: str | Backend | Callable[..., Backend] = "torch",
         fingerprint: str | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         if isinstance(backend, str):
             parse_backend(backend, precision)  # refuse an invalid name before the weights are moved
             backend = partial(open_backend, backend, precision=precision)
-        self._given, self._building = backbone, threading.Lock()
-        self._network: nn.Module | None = None
-        self._device = device
+        self._build = partial(_same, backbone) if about is None else backbone
+        self._about, self._device = about or {}, device
+        self._built: list[nn.Module] = []  # the backbone, shared by copies
+        self._building = threading.Lock()
         self.transform = EvalTransform(preprocessing) if isinstance(preprocessing, Preprocessing) else preprocessing
-        self._fingerprint = fingerprint
+        self._fingerprint = fingerprint or self._about.get("fingerprint")
         self.appended: Appended | None = None  # to all vectors of the network
-        self.name = name
-        self.config = config
-        self.batch_size = batch_size
-        self.backend = self._open(backend) if callable(backend) else backend
+        self.crops = 1
+        self.name, self.config, self.batch_size = name, config, batch_size
+        if callable(backend):
+            from nnclr_hub.encoder.backends.with_torch import Network
 
-    def _open(self, opener: Callable[..., Backend]) -> Backend:
-        from nnclr_hub.encoder.backends.network import Network
+            network = Network(self.backbone, self.transform.preprocessing).to(self.device)
+            backend = cast(Backend, backend(network, self.device))
+        self.backend: Backend = backend
 
-        network = Network(self.backbone, self.transform.preprocessing).to(self.device)
-        return opener(network, self.device)
+    def with_crops(self, crops: int) -> Self:
+        """Return this encoder with vectors that are the mean over several crops of each image, see `encoder.crops`.
+
+        They have their own fingerprint, for caches; they are not stored in collections under it.
+
+        Args:
+            crops: per image, 1 to 128.
+        """
+        if not 1 <= crops <= MAX_CROPS:
+            raise InvalidRequest(f"crops must be between 1 and {MAX_CROPS}, got {crops}.")
+        other = copy.copy(self)
+        other.crops = crops
+        return other
 
     def __repr__(self) -> str:
         backbone = self.config.architecture if self.config else type(self.backbone).__name__
@@ -153,21 +146,18 @@ class Encoder:
         from nnclr_hub.encoder.backbones import is_convolutional
 
         with self._building:  # built once, whichever thread comes first
-            backbone = self._network
-            if backbone is None:
-                given = self._given
-                backbone = given.build() if isinstance(given, DeferredBackbone) else given
+            if not self._built:
+                backbone = self._build()
                 layout = torch.channels_last if is_convolutional(backbone) else torch.contiguous_format
                 backbone = backbone.eval().to(self.device, torch.float32, memory_format=layout)  # type: ignore[call-overload]
-                self._network = backbone
-            return backbone
+                self._built.append(backbone)
+            return self._built[0]
 
     @property
     def weight_bytes(self) -> int:
         """Size of the torch network's weights."""
-        if isinstance(self._given, DeferredBackbone):
-            return self._given.weight_bytes
-        return sum(tensor.nbytes for tensor in self.backbone.state_dict().values())
+        known = self._about.get("weight_bytes")
+        return known or sum(tensor.nbytes for tensor in self.backbone.state_dict().values())
 
     @property
     def precision(self) -> str:
@@ -181,8 +171,8 @@ class Encoder:
 
     @property
     def _network_dim(self) -> int:
-        if isinstance(self._given, DeferredBackbone):
-            return self._given.embed_dim
+        if "embed_dim" in self._about:
+            return self._about["embed_dim"]
         from nnclr_hub.encoder.network_output import vector_length
 
         return vector_length(self.backbone)
@@ -196,7 +186,8 @@ class Encoder:
     def fingerprint(self) -> str:
         """32 hex digits of the SHA-256 of weights and preprocessing; equal on every device and backend."""
         joined = self.appended.joined_fingerprint if self.appended else str
-        return with_reading(joined(self.network_fingerprint), self.reading)
+        found = with_reading(joined(self.network_fingerprint), self.reading)
+        return found if self.crops == 1 else f"{found}-{self.crops}-crops"
 
     @property
     def network_fingerprint(self) -> str:
@@ -220,6 +211,10 @@ class Encoder:
         """
         return list(self.embed_in_order(images, crops=crops))
 
+    def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
+        """Return the results of `embed_each` without normalization; of `appended`, each part has length 1."""
+        return list(self.embed_in_order(images, unit=False))
+
     def embed(self, images: Iterable[ImageLike] | Tensor, *, crops: int = 1) -> np.ndarray:
         """Return (N, D) float32, unit rows; for the arguments see `embed_each`.
 
@@ -241,37 +236,30 @@ class Encoder:
         """Yield the results of `embed_each` one by one for any number of images, decoding ahead in other threads.
 
         Args:
-            images: see `embed_each`; also objects whose `read` returns the bytes of an image. Consumed two batches
-                ahead.
+            images: see `embed_each`; also each `Source`. Consumed two batches ahead.
             unit: False: vectors are not normalized.
             crops: see `embed_each`.
         """
         if crops != 1:
-            if is_tensor(as_tensor(images)):
-                raise InvalidRequest("crops needs images, not a tensor: pass files, PIL images or arrays (H, W, 3).")
-            listed = cast("Iterable[ImageLike]", images)
-            yield from embed_crops(self.transform, self.forward_crops, listed, crops, unit, self.batch_size)
+            yield from self.with_crops(crops).embed_in_order(images, unit=unit)
             return
         images = as_tensor(images, self.transform.preprocessing.in_chans)
-        if is_tensor(images):
-            if is_uint8(images):
-                for batch in crops_of(images, self.transform, self.batch_size):
-                    yield from self.forward_crops(batch, unit=unit)
-                return
-            if self.appended:
-                raise InvalidRequest(f"{self.name} describes uint8 pixels; pass images, or a uint8 tensor.")
-            for x in network_inputs(images, self.transform, self.backbone, self.name, self.batch_size):
+        if not is_tensor(images):
+            for prepared in self._prepared(images):
+                good = [crop for crop in prepared if isinstance(crop, np.ndarray)]
+                vectors = iter(self._forward_prepared(np.stack(good), unit) if good else ())
+                for crop in prepared:
+                    yield crop if isinstance(crop, ImageError) else next(vectors)
+        elif self.crops != 1:
+            raise InvalidRequest("crops needs images, not a tensor: pass files, PIL images or arrays (H, W, 3).")
+        elif not images.is_floating_point():
+            for batch in crops_of(images, self.transform, self.batch_size):
+                yield from self.forward_crops(batch, unit=unit)
+        elif self.appended:
+            raise InvalidRequest(f"{self.name} describes uint8 pixels; pass images, or a uint8 tensor.")
+        else:
+            for x in self._inputs(images):
                 yield from self._rows(self._forward(x, lambda backbone, x: backbone(x)), unit)
-            return
-        for prepared in self._prepared(images):
-            good = [crop for crop in prepared if isinstance(crop, np.ndarray)]
-            vectors = iter(self.forward_crops(np.stack(good), unit=unit) if good else ())
-            for crop in prepared:
-                yield crop if isinstance(crop, ImageError) else next(vectors)
-
-    def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """Return the results of `embed_each` without normalization; of `appended`, each part has length 1."""
-        return list(self.embed_in_order(images, unit=False))
 
     def tokens(self, images: Iterable[ImageLike] | Tensor) -> np.ndarray:
         """Return the feature maps before pooling, not normalized: (N, h, w, D) float32.
@@ -280,13 +268,10 @@ class Encoder:
             ImageError: of the first image that cannot be read.
             InvalidRequest: the list is empty.
         """
-        images = as_tensor(images, self.transform.preprocessing.in_chans)
         from nnclr_hub.encoder.network_output import feature_map
 
-        if is_tensor(images):
-            inputs = network_inputs(images, self.transform, self.backbone, self.name, self.batch_size)
-        else:
-            inputs = map(self.transform.normalize, self._readable(as_list(images)))
+        images = as_tensor(images, self.transform.preprocessing.in_chans)
+        inputs = self._inputs(images) if is_tensor(images) else self._readable(as_list(images))
         maps = [self._forward(x, feature_map) for x in inputs if len(x)]
         if not maps:
             raise InvalidRequest("The list of images is empty; tokens needs at least one.")
@@ -304,9 +289,8 @@ class Encoder:
     @property
     def heads(self) -> int | None:
         """Number of attention heads that `attention` selects from; None without [CLS], as in a ResNet."""
-        if isinstance(self._given, DeferredBackbone):
-            return self._given.heads
-        return self.attention_extractor.heads
+        known = "heads" in self._about  # None is known, too
+        return self._about["heads"] if known else self.attention_extractor.heads
 
     def attention_maps(
         self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
@@ -390,36 +374,61 @@ class Encoder:
         crops = iter(self.transform.read_each([one for one in sources if not isinstance(one, Exception)]))
         return [one if isinstance(one, Exception) else next(crops) for one in sources]
 
+    def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
+        """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
+        rows = self._rows(self.backend.run(np.asarray(crops)), unit or bool(self.appended))
+        return self.appended.join(rows, np.asarray(crops), unit=unit) if self.appended else rows
+
+    # ---- inside
+
     def _prepared(self, images: Iterable[ImageLike]) -> Iterator[list[np.ndarray | ImageError]]:
         """Yield batches of crops, in order; other threads prepare the next batch while the caller uses this one."""
 
+        def views(image: ImageLike) -> np.ndarray:
+            decoded = self.transform.read_image(cast(DecodableImage, as_source(image)))
+            return np.stack([self.transform.crop(view) for view in crop_views(decoded, self.crops)])
+
         def attempt(images: Sequence[ImageLike]) -> list[np.ndarray | ImageError]:
-            crops = self.prepare_each(images)
+            crops = self.prepare_each(images) if self.crops == 1 else attempt_each(views, images)
             for crop in crops:
                 if not isinstance(crop, np.ndarray | ImageError):
                     raise crop
             return cast(list[np.ndarray | ImageError], crops)
 
         # processes take several small images at a time, which saves messages
-        most = TOGETHER if active_pool() is not None else 1
-        parts = (list(batches(batch, most, weigh, LIGHT)) for batch in batches(images, self.batch_size))
+        most = TOGETHER if active_pool() is not None and self.crops == 1 else 1
+        whole = batches(images, max(1, self.batch_size // self.crops))
+        parts = (list(batches(batch, most, weigh, LIGHT)) for batch in whole)
         for _, results in read_ahead(parts, attempt, usable_cores()):
             yield list(chain.from_iterable(results))
 
-    def _readable(self, images: Sequence[ImageLike]) -> Iterator[np.ndarray]:
-        """Yield batches of crops (B, S, S, C); raise the ImageError of the first image that cannot be read."""
+    def _forward_prepared(self, crops: np.ndarray, unit: bool) -> np.ndarray:
+        """Return (N, D) for (N, S, S, C); of several crops (N, crops, S, S, C) the means of their unit vectors."""
+        if self.crops == 1:
+            return self.forward_crops(crops, unit=unit)
+        flat = crops.reshape(-1, *crops.shape[2:])
+        rows = [self.forward_crops(flat[at : at + self.batch_size]) for at in range(0, len(flat), self.batch_size)]
+        means = np.concatenate(rows).reshape(len(crops), self.crops, -1).mean(axis=1)
+        return unit_rows(means) if unit else means
+
+    def _inputs(self, images: Tensor) -> Iterator[Tensor]:
+        """Return batches (B, C, S, S) float of a tensor of uint8, or of one that is transformed."""
+        from nnclr_hub.encoder.backbones import input_side
+
+        if not images.is_floating_point():
+            return map(self.transform.normalize, crops_of(images, self.transform, self.batch_size))
+        side, channels = input_side(self.backbone), self.transform.preprocessing.in_chans
+        return transformed_batches(images, side, self.name, self.batch_size, channels)
+
+    def _readable(self, images: Sequence[ImageLike]) -> Iterator[Tensor]:
+        """Yield batches (B, C, S, S) float; raise the ImageError of the first image that cannot be read."""
         seen = 0
         for crops in self._prepared(images):
             for index, crop in enumerate(crops, seen):
                 if isinstance(crop, ImageError):
                     raise crop.for_image(images[index], index) from crop
             seen += len(crops)
-            yield np.stack(crops)  # type: ignore[arg-type]
-
-    def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
-        """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
-        rows = self._rows(self.backend.run(np.asarray(crops)), unit or bool(self.appended))
-        return self.appended.join(rows, np.asarray(crops), unit=unit) if self.appended else rows
+            yield self.transform.normalize(np.stack(crops))  # type: ignore[arg-type]
 
     def _rows(self, features: np.ndarray, unit: bool) -> np.ndarray:
         if features.shape[1:] != (self._network_dim,):
@@ -436,3 +445,7 @@ class Encoder:
         # next to another backend, fp32 is faster in torch on most processors
         precision = "bf16" if self.backend.name in ("torch-bf16", "compile-bf16") else "fp32"
         return forward(partial(compute, self.backbone), x, self.device, precision)
+
+
+def _same(backbone: Any) -> Any:
+    return backbone

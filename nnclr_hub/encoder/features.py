@@ -15,8 +15,8 @@ import hashlib
 import os
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -26,10 +26,9 @@ import numpy as np
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
-from nnclr_hub.images.source import PackedImage, file_key
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Source, file_key
 
-ImageFile = Path | Tile | PackedImage
+ImageFile = Path | Source
 CHUNK = 512  # images between two commits
 TINY = 1e-12
 LOCK_TIMEOUT = 60.0  # seconds to wait while another program writes features of the same encoder
@@ -99,17 +98,30 @@ def extract_features(
     precision = getattr(source, "precision", "fp32")
     identity = source.fingerprint if precision == "fp32" else f"{source.fingerprint}-{precision}"
     cache = place / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.sqlite"
-    with _cache_errors(cache):
+    broken: dict[int, str] = {}
+    for is_last in (False, True):
         try:
             broken = _fill(raw, source, paths, cache, progress)
+            break
         except sqlite3.DatabaseError as error:
-            if _error_code(error) not in UNUSABLE:
-                raise
-            cache.unlink()
-            broken = _fill(raw, source, paths, cache, progress)
+            # the primary code, in the lowest byte; Python's own errors, such as for text, have none
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
+            if code in UNUSABLE and not is_last:
+                cache.unlink()
+                continue
+            if code in LOCKED:
+                raise StoreLocked(
+                    f"The feature cache {cache} has been locked by another program for {LOCK_TIMEOUT:g} s; wait until "
+                    "it ends, or set NNCLR_CACHE to another folder."
+                ) from error
+            raise _no_room(f"Features cannot be written to {cache} ({error})") from error
     if len(broken) == len(paths):
         raise NoImages(f"None of the {len(paths)} images could be read, such as {paths[0]}: {broken[0]}")
     return Extracted(raw, broken)
+
+
+def _no_room(what: str) -> DiskFull:
+    return DiskFull(f"{what}; free some space, or set NNCLR_CACHE to another folder.")
 
 
 def _allocate_rows(place: Path, shape: tuple[int, int]) -> np.ndarray:
@@ -123,32 +135,8 @@ def _allocate_rows(place: Path, shape: tuple[int, int]) -> np.ndarray:
             if hasattr(os, "posix_fallocate"):  # not on macOS
                 os.posix_fallocate(file.fileno(), 0, 4 * shape[0] * shape[1])
         except OSError as error:
-            raise DiskFull(
-                f"Features of {shape[0]} images do not fit into {place} ({error.strerror}); free some space, or set "
-                "NNCLR_CACHE to another folder."
-            ) from error
+            raise _no_room(f"Features of {shape[0]} images do not fit into {place} ({error.strerror})") from error
         return np.memmap(file, np.float32, "r+", shape=shape)
-
-
-@contextmanager
-def _cache_errors(cache: Path) -> Iterator[None]:
-    """Turn the errors of SQLite into errors of the library."""
-    try:
-        yield
-    except sqlite3.OperationalError as error:
-        if _error_code(error) in LOCKED:
-            raise StoreLocked(
-                f"The feature cache {cache} has been locked by another program for {LOCK_TIMEOUT:g} s; wait until it "
-                "ends, or set NNCLR_CACHE to another folder."
-            ) from error
-        raise DiskFull(
-            f"Features cannot be written to {cache} ({error}); free some space, or set NNCLR_CACHE to another folder."
-        ) from error
-
-
-def _error_code(error: sqlite3.Error) -> int:
-    """Return SQLite's primary error code, in the lowest byte; Python's own errors, such as for text, have none."""
-    return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
 def _fill(
@@ -162,33 +150,25 @@ def _fill(
     broken: dict[int, str] = {}
     with closing(sqlite3.connect(place, timeout=LOCK_TIMEOUT)) as kept:
         kept.execute("CREATE TABLE IF NOT EXISTS features (key BLOB PRIMARY KEY, vector BLOB) WITHOUT ROWID")
-        keys = [file_key(path) for path in paths]
-        missing = [index for index, key in enumerate(keys) if not _read(kept, key, raw[index])]
+        keys, missing = [file_key(path) for path in paths], []
+        for index, key in enumerate(keys):
+            found = kept.execute("SELECT vector FROM features WHERE key = ?", (key,)).fetchone()
+            if found and isinstance(found[0], bytes) and len(found[0]) == raw[index].nbytes:
+                raw[index] = np.frombuffer(found[0], np.float32)
+            else:
+                missing.append(index)
         there = len(paths) - len(missing)
         for start in range(0, len(missing), CHUNK):
             progress(there + start, len(paths))
             chunk = missing[start : start + CHUNK]
             for index, result in zip(chunk, source.features_each([paths[i] for i in chunk]), strict=True):
-                _take(result, index, raw, broken)
+                if isinstance(result, ImageError):
+                    broken[index] = str(result)
+                elif not np.isfinite(result).all():
+                    broken[index] = "The network's output for this image is NaN or infinite."
+                raw[index] = np.nan if index in broken else result
             rows = [(keys[index], raw[index].tobytes()) for index in chunk if index not in broken]
             kept.executemany("INSERT OR REPLACE INTO features VALUES (?, ?)", rows)
             kept.commit()
             progress(there + start + len(chunk), len(paths))
     return broken
-
-
-def _read(kept: sqlite3.Connection, key: bytes, row: np.ndarray) -> bool:
-    """Fill a row with the cached vector of an image; return whether there is one."""
-    found = kept.execute("SELECT vector FROM features WHERE key = ?", (key,)).fetchone()
-    if found is None or not isinstance(found[0], bytes) or len(found[0]) != row.nbytes:
-        return False
-    row[:] = np.frombuffer(found[0], np.float32)
-    return True
-
-
-def _take(result: np.ndarray | ImageError, index: int, raw: np.ndarray, broken: dict[int, str]) -> None:
-    if isinstance(result, ImageError):
-        broken[index] = str(result)
-    elif not np.isfinite(result).all():
-        broken[index] = "The network's output for this image is NaN or infinite."
-    raw[index] = np.nan if index in broken else result

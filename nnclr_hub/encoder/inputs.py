@@ -14,11 +14,12 @@ from PIL import Image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.channels import ChannelImage
 from nnclr_hub.images.decode import DecodableImage
-from nnclr_hub.images.pool import LIGHT, TOGETHER, read_stored
+from nnclr_hub.images.pool import LIGHT, TOGETHER, read_packed
 from nnclr_hub.images.reading import MAX_CHANNELS
+from nnclr_hub.images.source import Source
 
 if TYPE_CHECKING:  # only the functions for tensors need torch, and importing it takes seconds
-    from torch import Tensor, nn
+    from torch import Tensor
     from typing_extensions import TypeIs
 
     from nnclr_hub.encoder.preprocessing import Transform
@@ -30,7 +31,7 @@ _GRAY = (np.uint8, np.uint16, np.int32, np.float32)  # types for which Pillow ha
 
 def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
     """Return several images as a list; raise InvalidRequest for a single image."""
-    one = isinstance(images, str | bytes | Path | Image.Image | ChannelImage) or (
+    one = isinstance(images, str | bytes | Path | Source | Image.Image | ChannelImage) or (
         isinstance(images, np.ndarray) and images.ndim < 4
     )
     if one or not isinstance(images, Iterable):
@@ -41,7 +42,7 @@ def as_list(images: Iterable[ImageLike]) -> list[ImageLike]:
 def as_source(image: ImageLike) -> DecodableImage:
     """Return one image in a form that `decode_image` takes; raise InvalidRequest for an array that is not one."""
     if not isinstance(image, np.ndarray):
-        return read_stored(image)
+        return read_packed(image)
     if image.ndim == 2 and image.dtype.kind in "uif" and image.size:  # gray, like a TIFF of that type
         wider = np.int32 if np.can_cast(image.dtype, np.int32) else np.float32
         return Image.fromarray(image if image.dtype in _GRAY else image.astype(wider))
@@ -54,6 +55,8 @@ def as_source(image: ImageLike) -> DecodableImage:
 
 def weigh(image: ImageLike) -> int:
     """Return the bytes of an image that a decoding process may take with others; otherwise more than LIGHT."""
+    if isinstance(image, Source):
+        return LIGHT + 1 if image.box is not None else image.size or LIGHT // TOGETHER
     try:
         if isinstance(image, bytes | str | Path):
             return len(image) if isinstance(image, bytes) else os.path.getsize(image)
@@ -71,13 +74,6 @@ def is_tensor(images: object) -> TypeIs[Tensor]:
     return torch is not None and isinstance(images, torch.Tensor)
 
 
-def is_uint8(images: Tensor) -> bool:
-    """Return whether a tensor is of uint8, so that it has pixels that are not transformed yet."""
-    import torch
-
-    return images.dtype == torch.uint8
-
-
 def as_tensor(images: T, channels: int = 3) -> T | Tensor:
     """Return a numpy array (N, C, H, W) as a tensor; anything else unchanged, also (N, H, W, C), which is N images.
 
@@ -86,32 +82,19 @@ def as_tensor(images: T, channels: int = 3) -> T | Tensor:
     """
     if not (isinstance(images, np.ndarray) and images.ndim == 4 and images.shape[1] == channels != images.shape[3]):
         return images
-    if images.dtype != np.uint8 and images.dtype.kind != "f":
-        raise InvalidRequest(f"An array of images must be uint8 RGB or transformed float, got {images.dtype}.")
+    _check_type(images.dtype == np.uint8 or images.dtype.kind == "f", images.dtype)
     import torch
 
     native = images.dtype.newbyteorder("=")
     return torch.from_numpy(np.require(images, native if native.itemsize <= 8 else np.float64, ["C", "W"]))
 
 
-def network_inputs(
-    images: Tensor, transform: Transform, backbone: nn.Module, name: str, batch: int
-) -> Iterator[Tensor]:
-    """Return batches (B, C, S, S) float of a tensor of uint8, or of one that is transformed; see the two functions."""
-    from nnclr_hub.encoder.backbones import input_side
-
-    if is_uint8(images):
-        return map(transform.normalize, crops_of(images, transform, batch))
-    return transformed_batches(images, input_side(backbone), name, batch, transform.preprocessing.in_chans)
-
-
 def crops_of(images: Tensor, transform: Transform, batch: int) -> Iterator[np.ndarray]:
-    """Resize and crop (N, C, H, W) uint8; yield batches (B, S, S, C) uint8.
+    """Resize and crop (N, C, H, W) uint8; yield batches (B, S, S, C) uint8; raise InvalidRequest for other tensors."""
+    import torch
 
-    Raises:
-        InvalidRequest: the tensor has another shape.
-    """
     channels, size = transform.preprocessing.in_chans, transform.preprocessing.input_size
+    _check_type(images.dtype == torch.uint8, images.dtype)
     _check_shape(images, channels)
     for part in images.split(batch):
         crops = np.zeros((len(part), size, size, channels), np.uint8)
@@ -130,11 +113,9 @@ def transformed_batches(images: Tensor, side: int | None, name: str, batch: int,
         side: the only input size that the network takes, in pixels; None: any.
 
     Raises:
-        InvalidRequest: another shape, type or size, or values that are not finite.
+        InvalidRequest: another shape or size, or values that are not finite.
     """
     _check_shape(images, channels)
-    if not images.is_floating_point():
-        raise InvalidRequest(f"A tensor of images must be uint8 RGB or transformed float, got {images.dtype}.")
     if side is not None and tuple(images.shape[2:]) != (side, side):
         raise InvalidRequest(
             f"Transformed images for {name} must be {side} x {side} pixels, got {images.shape[3]} x {images.shape[2]}; "
@@ -143,6 +124,11 @@ def transformed_batches(images: Tensor, side: int | None, name: str, batch: int,
     if not images.isfinite().all():
         raise InvalidRequest("The tensor of images contains NaN or infinity; check how it was computed.")
     return (x.float() for x in images.split(batch))
+
+
+def _check_type(allowed: bool, dtype: object) -> None:
+    if not allowed:
+        raise InvalidRequest(f"An array or tensor of images must be uint8 RGB or transformed float, got {dtype}.")
 
 
 def _check_shape(images: Tensor, channels: int) -> None:

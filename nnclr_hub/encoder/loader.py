@@ -12,16 +12,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nnclr_hub.encoder.backends.base import AUTO, RUNTIMES, Backend, default_backend, full_name, parse_backend
-from nnclr_hub.encoder.backends.rule import open_backend, rule
+from nnclr_hub.encoder.backends import (
+    Backend,
+    default_backend,
+    graph_backends,
+    open_backend,
+    open_graph,
+    parse_backend,
+)
+from nnclr_hub.encoder.backends.base import AUTO
 from nnclr_hub.encoder.descriptors import Appended
-from nnclr_hub.encoder.encoder import DeferredBackbone, Encoder
+from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.fingerprint import fingerprint_of, fingerprint_of_arrays
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError, TamperedModel
-from nnclr_hub.hub.integrity import Pins, check
 from nnclr_hub.hub.layout import ABOUT_GRAPH, CONFIG, GRAPH, WEIGHTS, ModelConfig, read_arrays, read_weights
-from nnclr_hub.hub.sources import PYTHON, Resolved, resolve, split_appended, split_reading
+from nnclr_hub.hub.sources import PYTHON, Pins, Resolved, resolve, split_appended, split_reading
 from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:
@@ -52,7 +58,7 @@ def load_encoder(
             With +shape, +color or both, its vectors also describe shapes and colors (`encoder.descriptors`).
         device: None: the GPU if there is one.
         backend: the library that runs the network: "torch", "openvino", "openvino-bf16", "onnx", "compile", ...; or
-            "auto", which follows `backends.rule`. All vectors have a cosine of 0.9999 or more to torch's.
+            "auto", which follows a rule (`backends.rule`). All vectors have a cosine of 0.9999 or more to torch's.
             None: the environment variable NNCLR_BACKEND, or "auto".
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
         reading: the page and the channels to read of each file; None: as in the source, or as in training.
@@ -95,9 +101,7 @@ def load_encoder(
     if _runs_on_cpu(device) and (ready := _open_graph(found, config, backend, precision)) is not None:
         opened, about = ready
         build = partial(_rebuild, found, config, about["fingerprint"])
-        deferred = DeferredBackbone(build, about["embed_dim"], about["heads"], about["weight_bytes"])
-        options["fingerprint"] = about["fingerprint"]
-        return Encoder(deferred, preprocessing, backend=opened, device="cpu", **options)
+        return Encoder(build, preprocessing, backend=opened, device="cpu", about=about, **options)
     return Encoder(_build(found, config), preprocessing, backend=opener, device=device, **options)
 
 
@@ -125,13 +129,10 @@ def _open_graph(
     architecture that it was exported with.
     """
     assert found.folder is not None
-    kind, wanted = parse_backend(name, precision)
-    if not find_spec("torch"):  # any backend that runs is better than none
-        kind, wanted = AUTO, None
-    names = rule(wanted) if kind == AUTO else [full_name(kind, wanted or "fp32")] * (kind in RUNTIMES)
+    names = graph_backends(name, precision)
     if not names or found.seed is not None or found.weights != WEIGHTS or GRAPH not in config.sha256:
         return None
-    check(found.folder, Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}))
+    Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}).check(found.folder)
     about = {field: config.nnclr["graph"][field] for field in ABOUT_GRAPH}
     colors = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
     if fingerprint_of_arrays(read_arrays(found.folder), colors, config) != about["fingerprint"]:
@@ -139,23 +140,12 @@ def _open_graph(
         return None
     for one in names:
         try:
-            return _open_runtime(one, found.folder / GRAPH, about["weight_bytes"]), about
+            return open_graph(one, found.folder / GRAPH, about["weight_bytes"]), about
         except (NNCLRHubError, OSError) as error:
-            if kind != AUTO:
+            if name != AUTO and find_spec("torch"):
                 raise
             log.info("%s cannot run %s: %s", one, found.folder, error)  # torch does
     return None
-
-
-def _open_runtime(name: str, graph: Path, weight_bytes: int) -> Backend:
-    kind, precision = parse_backend(name)
-    if kind == "onnx":
-        from nnclr_hub.encoder.backends.with_onnx import ONNXBackend
-
-        return ONNXBackend(graph, weight_bytes)
-    from nnclr_hub.encoder.backends.with_openvino import OpenVINOBackend
-
-    return OpenVINOBackend(graph, precision or "fp32", weight_bytes)
 
 
 def require_torch(name: str) -> None:

@@ -24,15 +24,14 @@ from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, Inval
 from nnclr_hub.images.channels import AnyImage, ChannelImage
 from nnclr_hub.images.color import to_rgb
 from nnclr_hub.images.cost import check_cost
-from nnclr_hub.images.pool import read_stored, run_isolated
+from nnclr_hub.images.pool import read_packed, run_isolated
 from nnclr_hub.images.readers import ImageReader, find_reader, opened
 from nnclr_hub.images.readers.pillow import pillow_stack
 from nnclr_hub.images.readers.raw import RawReader
 from nnclr_hub.images.readers.stack import ImageStack, check_fit, read_selected
 from nnclr_hub.images.readers.tiff import MAGIC, TiffReader, has_more_channels, is_camera_raw
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import PackedImage
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Source
 from nnclr_hub.images.wide_image import eight_bits, is_wide
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "AVIF", "PPM", "ICO", "QOI", "JPEG2000", "HEIF")
@@ -49,7 +48,7 @@ _SWAPPED = range(5, 9)  # those that swap width and height
 _HEIF = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
 _JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before the image sizes
 
-DecodableImage = Path | str | bytes | Tile | PackedImage | Image.Image | ChannelImage
+DecodableImage = Path | str | bytes | Source | Image.Image | ChannelImage
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def decode_scaled(
         bands: number of channels of the result: 3 for RGB, 1 for gray, other numbers for a ChannelImage; None: RGB of
             one or three channels, and otherwise all.
     """
-    if isinstance(source, Tile):
+    if isinstance(source, Source) and source.box is not None:
         return _full_size(_read_tile(source, reading, bands), bands)
     if isinstance(source, ChannelImage | Image.Image):
         with image_errors():
@@ -168,16 +167,18 @@ def open_stack(path: str) -> Iterator[ImageStack | None]:
             yield stack
 
 
-def _read_tile(tile: Tile, reading: ImageReading, bands: int | None) -> AnyImage:
-    with open_stack(tile.path) as stack:
-        width, height = stack.size if stack is not None else image_size(tile.path, reading)
+def _read_tile(tile: Source, reading: ImageReading, bands: int | None) -> AnyImage:
+    assert tile.box is not None
+    assert tile.file is not None
+    with open_stack(tile.file) as stack:
+        width, height = stack.size if stack is not None else image_size(tile.file, reading)
         left, top, right, bottom = tile.box
         if not (0 <= left < right <= width and 0 <= top < bottom <= height):
-            raise ImageError(f"The tile {tile.name} is not inside the image of {width} x {height} pixels.")
+            raise ImageError(f"The tile {tile} is not inside the image of {width} x {height} pixels.")
         if stack is not None and stack.regions:
             stack = stack if tile.window is None else replace(stack, window=tile.window)
             return read_selected(stack, reading, bands, check_size, tile.box)
-    return _whole(tile.path, Path(tile.path).stat().st_mtime_ns, reading, bands).crop(tile.box)
+    return _whole(tile.file, Path(tile.file).stat().st_mtime_ns, reading, bands).crop(tile.box)
 
 
 @lru_cache(maxsize=1)
@@ -266,7 +267,7 @@ def _orientation(image: Image.Image) -> int:
 
 def open_source(source: Any) -> BinaryIO:
     """Open the file without reading it: a video among the images must not be loaded into memory."""
-    source = read_stored(source)
+    source = read_packed(source)
     if isinstance(source, bytes):
         return io.BytesIO(source)
     if not isinstance(source, str | Path):

@@ -20,9 +20,8 @@ import numpy as np
 
 from nnclr_hub.csv_table import name_key
 from nnclr_hub.errors import InvalidRequest, NoImages
-from nnclr_hub.images.folder import SPLITS, TABLE, find_splits, splits_in
-from nnclr_hub.images.listing import files_of, find_images, is_packed
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.listing import LABELS_FILE, SPLITS, find_images, find_splits, is_packed, splits_in
+from nnclr_hub.images.source import Source
 from nnclr_hub.table_rows import LABEL, UNCERTAIN, LabelTable, Named, TableRows, read_rows
 
 
@@ -36,7 +35,7 @@ class LabeledImages:
     several: whether an image may have more than one label.
     """
 
-    paths: tuple[Path | PackedImage, ...]
+    paths: tuple[Path | Source, ...]
     labels: tuple[tuple[str, ...], ...]
     uncertain: tuple[tuple[str, ...], ...]
     several: bool
@@ -114,23 +113,23 @@ def find_table(source: str | Path, labels: LabelTable | str | Path | None = None
     if not str(source) or is_packed(source) or not folder.is_dir():
         return None
     places = (folder, folder.absolute().parent) if folder.name in SPLITS else (folder,)
-    return next((LabelTable(place / TABLE) for place in places if (place / TABLE).is_file()), None)
+    return next((LabelTable(place / LABELS_FILE) for place in places if (place / LABELS_FILE).is_file()), None)
 
 
-def table_labels(rows: TableRows, images: Sequence[PackedImage], source: str | Path) -> list[tuple[str, ...]]:
+def table_labels(rows: TableRows, images: Sequence[Source], source: str | Path) -> list[tuple[str, ...]]:
     """Return the labels by a table of each image that `find_images` returned for `source`."""
     found = rows.check(rows.match(_named(images)), source, part=_lists_other_parts(rows.table, source))
     return [found.labels(i) for i in range(len(images))]
 
 
-def _named(images: Iterable[PackedImage]) -> Iterator[Named[int]]:
-    return (Named(i, one.source.absolute, one.image.path) for i, one in enumerate(images))
+def _named(images: Iterable[Source]) -> Iterator[Named[int]]:
+    return (Named(i, one.place.absolute, one.path) for i, one in enumerate(images))
 
 
 def _lists_other_parts(table: LabelTable, source: str | Path) -> bool:
     """Return whether a table is next to the parts of a data set, so that it lists the images of all parts."""
     folder = Path(source).absolute()
-    return folder.name in SPLITS and table.file.absolute() == folder.parent / TABLE
+    return folder.name in SPLITS and table.file.absolute() == folder.parent / LABELS_FILE
 
 
 def _listed(source: str | Path) -> LabeledImages:
@@ -138,10 +137,9 @@ def _listed(source: str | Path) -> LabeledImages:
     folder = Path(source)
     if folder.is_file() and not is_packed(source):
         raise NoImages(f"{source} is a file; expected a folder or an archive of images, or a table .csv of labels.")
-    sources, images = find_images([source])
-    names = [PackedImage(sources[one.source], one).label for one in images]
-    labels = tuple((name,) if name else () for name in names)
-    return LabeledImages(tuple(files_of(sources, images)), labels, ((),) * len(images), False)
+    images = find_images([source])
+    labels = tuple((name,) if (name := one.label) else () for one in images)
+    return LabeledImages(tuple(one.plain for one in images), labels, ((),) * len(images), False)
 
 
 def read_splits(data: str | Path, *wanted: str) -> dict[str, LabeledImages]:
@@ -149,7 +147,7 @@ def read_splits(data: str | Path, *wanted: str) -> dict[str, LabeledImages]:
     if not is_packed(data):
         return {name: read_labeled(folder) for name, folder in splits_in(data).items() if name in wanted}
     images = read_labeled(data)
-    folders = [one.image.path.rpartition("/")[0] for one in images.paths if isinstance(one, PackedImage)]
+    folders = [one.path.rpartition("/")[0] for one in images.paths if isinstance(one, Source)]
     return {
         name: images.keep([i for i, folder in enumerate(folders) if f"{folder}/".startswith(f"{path}/")])
         for name, path in find_splits(folders).items()
@@ -185,12 +183,12 @@ def read_from_table(table: LabelTable, sources: Sequence[str | Path], *, elsewhe
 
 def _candidates(
     table: LabelTable, rows: TableRows, sources: Sequence[str | Path], elsewhere: bool
-) -> Iterator[tuple[Sequence[Path | PackedImage], Iterable[Named[int]]]]:
+) -> Iterator[tuple[Sequence[Path | Source], Iterable[Named[int]]]]:
     """Yield the images that a table may name: those of the source, other files, and archives next to the table."""
 
-    def listed(places: Sequence[str | Path]) -> tuple[Sequence[Path | PackedImage], Iterable[Named[int]]]:
-        found, images = find_images(places)
-        return files_of(found, images), _named([PackedImage(found[one.source], one) for one in images])
+    def listed(places: Sequence[str | Path]) -> tuple[Sequence[Path | Source], Iterable[Named[int]]]:
+        images = find_images(places)
+        return [one.plain for one in images], _named(images)
 
     is_source = [Path(one) for one in sources] == [table.file]
     if not is_source:

@@ -36,6 +36,7 @@ from typing import Any, Self, TypeVar
 
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady, ServiceError
+from nnclr_hub.images.source import Source
 
 T = TypeVar("T")
 FEW = 200  # below this number of images, starting processes (0.4 s) takes longer than they save
@@ -68,16 +69,17 @@ class DecodingLimits:
         Raises:
             InvalidRequest: a value is not a positive number.
         """
-
-        def read(variable: str, parse: Callable[[str], Any], default: Any) -> Any:
-            text = os.environ.get(variable)
-            with suppress(ValueError):
-                value = parse(text) if text else default
-                if value > 0:
-                    return value
-            raise InvalidRequest(f"{variable} must be a positive number, got {text!r}.")
-
-        return cls(read("NNCLR_DECODE_CPU_S", float, cls.cpu_s), read("NNCLR_DECODE_MEMORY", parse_bytes, cls.memory))
+        given: dict[str, Any] = {}
+        for field, variable, parse in (
+            ("cpu_s", "NNCLR_DECODE_CPU_S", float),
+            ("memory", "NNCLR_DECODE_MEMORY", parse_bytes),
+        ):
+            if text := os.environ.get(variable):
+                with suppress(ValueError):
+                    given[field] = parse(text)
+                if not given.get(field, 0) > 0:
+                    raise InvalidRequest(f"{variable} must be a positive number, got {text!r}.")
+        return cls(**given)
 
 
 def parse_bytes(text: str) -> int:
@@ -120,17 +122,47 @@ class DecodingPool:
             NotReady: the pool is closed, or the system killed several processes that decoded the image.
             ServiceError: processes cannot start.
         """
-        [result] = self._results(operation, [source], arguments, limits or self._limits)
+        [result] = self.run_each(operation, [source], *arguments, limits=limits)
         if isinstance(result, Exception):
             raise result
         return result
 
-    def run_each(self, operation: Callable[..., T], sources: Sequence[Any], *arguments: Any) -> list[T | Exception]:
+    def run_each(
+        self, operation: Callable[..., T], sources: Sequence[Any], *arguments: Any, limits: DecodingLimits | None = None
+    ) -> list[T | Exception]:
         """Return for each source what `run` returns, or the exception that it raises.
 
         One process takes all of them. For small images that is cheaper than a message for each.
         """
-        return self._results(operation, sources, arguments, self._limits)
+        limits = limits or self._limits
+        sources, results, ended = [_absolute(source) for source in sources], list[Any](), 0
+        while len(results) < len(sources):
+            worker = self._free.get()
+            try:
+                self._check_open()
+                worker = worker or _Worker()
+                self._running.add(worker)
+                worker.connection.send((operation, sources[len(results) :], arguments, limits))
+                while len(results) < len(sources):
+                    if not worker.connection.poll(max(WALL_S, WALL_PER_CPU * limits.cpu_s)):
+                        raise TimeoutError
+                    results.append(worker.connection.recv())
+                    ended = 0
+            except (EOFError, ConnectionError, TimeoutError) as error:
+                assert worker is not None
+                failure, most = self._failure(error, worker.end(), limits)
+                ended += 1
+                if ended >= most:
+                    results.append(failure)
+                    ended = 0
+            except BaseException:  # such as KeyboardInterrupt: the process may still send results
+                if worker is not None:
+                    worker.end()
+                raise
+            finally:
+                self._running.discard(worker)  # type: ignore[arg-type]
+                self._free.put(None if worker is None or worker.connection.closed else worker)
+        return results
 
     def close(self) -> None:
         """End the processes; images that they decode fail with NotReady."""
@@ -147,59 +179,21 @@ class DecodingPool:
         for _ in range(self._size):  # for threads that wait for a process
             self._free.put(None)
 
-    def _results(
-        self, operation: Any, sources: Sequence[Any], arguments: tuple[Any, ...], limits: DecodingLimits
-    ) -> list[Any]:
-        sources, results, ended = [_absolute(source) for source in sources], [], 0
-        while len(results) < len(sources):
-            worker = self._free.get()
-            try:
-                if self._closed:
-                    raise NotReady("The decoding processes are closed.")
-                worker = worker or _Worker()
-                self._running.add(worker)
-                for result in worker.results(operation, sources[len(results) :], arguments, limits):
-                    results.append(result)
-                    ended = 0
-            except (EOFError, ConnectionError, TimeoutError) as error:
-                assert worker is not None
-                code, dead, worker = worker.end(), worker, None
-                self._running.discard(dead)
-                failure, most = self._failure(error, code, limits)
-                ended += 1
-                if ended >= most:
-                    results.append(failure)
-                    ended = 0
-            except ServiceError as error:
-                if self._closed:
-                    raise
-                results += [error] * (len(sources) - len(results))
-            except BaseException:  # such as KeyboardInterrupt: the process may still send results
-                if worker is not None:
-                    worker.end()
-                    worker = None
-                raise
-            finally:
-                if worker is not None:
-                    self._running.discard(worker)
-                self._free.put(worker)
-        return results
+    def _check_open(self) -> None:
+        if self._closed:
+            raise NotReady("The decoding processes are closed.")
 
     def _failure(self, error: Exception, code: int, limits: DecodingLimits) -> tuple[Exception, int]:
         """Return the error of the image in a process that ended, and how many processes are tried."""
         if isinstance(error, TimeoutError):
             self._on_killed("time")
-            return ImageError(
-                "Reading the image takes too long; check the disk or the network mount, or save it again."
-            ), 1
+            text = "Reading the image takes too long; check the disk or the network mount, or save it again."
+            return ImageError(text), 1
         if code == -signal.SIGPROF:
             self._on_killed("cpu")
-            return ImageTooExpensive(
-                f"Decoding the image takes more than {limits.cpu_s:g} CPU seconds; save it again in a simpler format, "
-                "or smaller."
-            ), 1
-        if self._closed:
-            raise NotReady("The decoding processes are closed.") from None
+            text = f"Decoding the image takes more than {limits.cpu_s:g} CPU seconds; save it again in a simpler format"
+            return ImageTooExpensive(f"{text}, or smaller."), 1
+        self._check_open()
         self._on_killed("crash")
         if code in (-signal.SIGKILL, -signal.SIGTERM):  # no codec raises these: the system was short of memory
             return NotReady("The process that decoded the image was killed; try again in a moment."), KILLS
@@ -208,15 +202,11 @@ class DecodingPool:
 
 
 class _Worker:
-    """A process and the pipe to it.
-
-    Raises:
-        ServiceError: it cannot be started.
-    """
+    """A process and the pipe to it; raises ServiceError if it cannot be started."""
 
     def __init__(self) -> None:
         try:
-            self._connection, theirs = _context().Pipe()
+            self.connection, theirs = _context().Pipe()
             # of a daemon, this program does not wait for the end at its own
             self.process = _context().Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
             self.process.start()
@@ -227,23 +217,13 @@ class _Worker:
                 "limit of the system (`ulimit -a`), raise it, or decode fewer images at once."
             ) from error
 
-    def results(
-        self, operation: Any, sources: Sequence[Any], arguments: tuple[Any, ...], limits: DecodingLimits
-    ) -> Iterator[Any]:
-        """Yield the result of each source, or its exception; raise EOFError, ConnectionError or TimeoutError."""
-        self._connection.send((operation, sources, arguments, limits))
-        for _ in sources:
-            if not self._connection.poll(max(WALL_S, WALL_PER_CPU * limits.cpu_s)):
-                raise TimeoutError
-            yield self._connection.recv()
-
     def end(self) -> int:
         """End the process; return its exit status, or minus the signal that had ended it before."""
-        if self.process.is_alive() and not self._connection.closed:
+        if self.connection.poll():
             self.process.join(0.2)  # a process that stopped may not be reaped yet
         self.process.kill()
         self.process.join()
-        self._connection.close()
+        self.connection.close()
         return self.process.exitcode or 0
 
 
@@ -278,7 +258,9 @@ def _serve(connection: Connection) -> None:
     warnings.simplefilter("ignore")
     import_module(PRELOADED).readable_formats()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    used = _used_memory()
+    reserved = 0
+    if sys.platform == "linux":  # no other system enforces a limit of memory
+        reserved = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     with suppress(OSError):  # if the machine runs out of memory, this process ends before its parent does
         Path("/proc/self/oom_score_adj").write_text("1000")
     while True:
@@ -286,9 +268,9 @@ def _serve(connection: Connection) -> None:
             operation, sources, arguments, limits = connection.recv()
         except EOFError:
             return
-        if used:  # beyond it, MemoryError is raised
+        if reserved:  # beyond it, MemoryError is raised
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-            resource.setrlimit(resource.RLIMIT_AS, (used + limits.memory, hard))
+            resource.setrlimit(resource.RLIMIT_AS, (reserved + limits.memory, hard))
         for source in sources:
             signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
             result: Any
@@ -309,19 +291,6 @@ def _end_with_parent() -> None:
     assert parent is not None
     parent.join()
     os._exit(1)
-
-
-def _used_memory() -> int:
-    """Return the bytes that this process has reserved; 0 where the system does not enforce a limit."""
-    if sys.platform != "linux":
-        return 0
-    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def limit_memory(memory: int) -> None:
-    """Let this process allocate `memory` more bytes; beyond that MemoryError is raised. Only Linux enforces it."""
-    if used := _used_memory():
-        resource.setrlimit(resource.RLIMIT_AS, (used + memory, used + memory))
 
 
 # ---- the pool of this process ----------------------------------------------------------------------------------------
@@ -352,7 +321,7 @@ def decoding_processes(
         yield
         return
     with _changing:
-        if _pool is None or _pool.owner != os.getpid():
+        if active_pool() is None:
             limits = limits or DecodingLimits.from_environment()
             _pool, _users = DecodingPool(size or usable_cores(), limits, on_killed), 0
         _users += 1
@@ -376,8 +345,8 @@ def run_isolated(operation: Callable[..., T], source: Any, *arguments: Any, limi
 
     Pixels are decoded already, and stay here.
     """
-    pool, source = active_pool(), read_stored(source)
-    if pool is None or not is_file(source):
+    pool, source = active_pool(), read_packed(source)
+    if pool is None or not _is_file(source):
         return operation(source, *arguments)
     return pool.run(operation, source, *arguments, limits=limits)
 
@@ -385,19 +354,21 @@ def run_isolated(operation: Callable[..., T], source: Any, *arguments: Any, limi
 def run_isolated_each(operation: Callable[..., T], sources: Sequence[Any], *arguments: Any) -> list[T | Exception]:
     """Return for each source what `run_isolated` returns, or the exception that it raises."""
     pool = active_pool()
-    if pool is not None and all(map(is_file, sources)):
+    if pool is not None and all(map(_is_file, sources)):
         return pool.run_each(operation, sources, *arguments)
     return attempt_each(lambda source: run_isolated(operation, source, *arguments), sources)
 
 
-def read_stored(source: Any) -> Any:
-    """Return the bytes of an image that is stored elsewhere, and other sources as they are."""
-    return source.read() if hasattr(source, "read") else source
+def read_packed(source: Any) -> Any:
+    """Return what is decoded of a source: the path of its file, the bytes of a packed image, or a tile as it is."""
+    if isinstance(source, Source):
+        return source if source.box is not None else source.file or source.read()
+    return source.read() if hasattr(source, "read") else source  # of the caller's own type
 
 
-def is_file(source: Any) -> bool:
+def _is_file(source: Any) -> bool:
     """Return whether a source is a file, a part of one or its bytes, and not yet pixels."""
-    return isinstance(source, str | Path | bytes) or hasattr(source, "box")
+    return isinstance(source, str | Path | bytes | Source)
 
 
 def attempt_each(work: Callable[[Any], T], sources: Sequence[Any]) -> list[T | Exception]:

@@ -26,8 +26,7 @@ from nnclr_hub.images.decode import decode_any, image_size, open_stack
 from nnclr_hub.images.pool import DecodingLimits, run_isolated
 from nnclr_hub.images.readers.stack import ImageStack, selected_channels, selected_pages
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import file_key
-from nnclr_hub.images.tile import Tile, Window
+from nnclr_hub.images.source import Place, Source, Window, file_key
 
 LEAST, MOST = 16, 4096  # pixels of a side
 MAX_TILES = 1_000_000  # of a file
@@ -57,27 +56,31 @@ class Tiling:
             )
 
 
-def tiles_of(path: Path, tiling: Tiling, reading: ImageReading = PLAIN) -> list[Tile]:
-    """Return the tiles of an image, row by row. Those at the right and lower border are moved inside.
+def tiles_of(image: Path | Source, tiling: Tiling, reading: ImageReading = PLAIN) -> list[Source]:
+    """Return the tiles of an image of this machine, row by row. Those at its right and lower border are moved inside.
 
     Raises:
         ImageError: the image cannot be read.
         InvalidRequest: it has more than a million tiles.
     """
-    kept = cache_folder() / "windows" / f"{file_key(path, str(reading)).hex()}.json"
+    if isinstance(image, Path):
+        image = Source(Place(str(image.parent), str(image.parent.absolute())), image.name)
+    path = image.file
+    assert path is not None
+    kept = cache_folder() / "windows" / f"{file_key(Path(path), str(reading)).hex()}.json"
     try:  # what an earlier call found in the file in this state
         known = _window(json.loads(kept.read_text()))
     except (OSError, ValueError, TypeError, LookupError):
         known = None
     limits = DecodingLimits(WINDOW_S)
-    width, height, window = run_isolated(_layout, str(path), tiling, reading, known, limits=limits)
+    width, height, window = run_isolated(_layout, path, tiling, reading, known, limits=limits)
     if window is not None and window != known:
         with suppress(OSError):  # it is computed again the next time
             kept.parent.mkdir(parents=True, exist_ok=True)
             kept.write_text(json.dumps(window))
     columns, rows, side = _starts(width, tiling), _starts(height, tiling), tiling.side
     boxes = [(x, y, min(x + side, width), min(y + side, height)) for y in rows for x in columns]
-    return [Tile(str(path), box, window) for box in boxes]
+    return [image.tile(box, window) for box in boxes]
 
 
 def _layout(path: str, tiling: Tiling, reading: ImageReading, known: Window | None) -> tuple[int, int, Window | None]:
@@ -96,9 +99,9 @@ def _window(lists: Any) -> Window | None:
     return None if lists is None else (tuple(map(float, lists[0])), tuple(map(float, lists[1])))
 
 
-def tiles_with_content(path: Path, tiling: Tiling, reading: ImageReading = PLAIN) -> list[Tile]:
+def tiles_with_content(image: Source, tiling: Tiling, reading: ImageReading = PLAIN) -> list[Source]:
     """Return the tiles of an image, see `tiles_of`; with `skip_empty` without empty ones, for which each is decoded."""
-    found = tiles_of(path, tiling, reading)
+    found = tiles_of(image, tiling, reading)
     return [one for one in found if not is_empty(decode_any(one, reading))] if tiling.skip_empty else found
 
 

@@ -12,23 +12,22 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.images.zip import MOST_IMAGE
+from nnclr_hub.images.source import Source
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.workbench.add_request import NewImage
-from nnclr_hub.workbench.import_format import FORMATS, ImportFormat, format_of_file
 from nnclr_hub.workbench.ingestion import read_image, refreshed
 from nnclr_hub.workbench.item_file import read_items
-from nnclr_hub.workbench.metadata_keys import FILE_HASH, PIXEL_HASH
+from nnclr_hub.workbench.metadata import FILE_HASH, PIXEL_HASH
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.staging import StagedImage, images_of
+from nnclr_hub.workbench.requests import FORMATS, ImportFormat, NewImage, format_of_file
+from nnclr_hub.workbench.staging import images_of
 from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 IMAGES = 32  # per batch
@@ -37,6 +36,7 @@ ROWS = 1000  # per batch
 VECTOR_BYTES = 16_000_000  # of a batch
 MAX_NAMED = 100  # errors in a result
 MAX_SHOWN = 200  # characters of an invalid path in a result
+MOST_IMAGE = 20_000_000  # bytes
 MAX_NAME = 4096  # bytes of the path of an image in an archive, as on Linux
 
 
@@ -91,16 +91,16 @@ class ImportReport:
         return dict(vars(self))
 
 
-@task("import", ImportRequest, path="/collections/{collection}/imports")
-def import_file(bench: Any, request: ImportRequest, context: TaskContext) -> ImportReport:
-    """Import a file into an existing collection.
+@task("import", ImportRequest, path="/collections/{collection}/imports", upload="path")
+def import_file(bench: Any, request: ImportRequest, context: TaskContext) -> dict[str, Any]:
+    """Import a file into an existing collection; return an ImportReport as JSON.
 
     Raises:
         CollectionNotFound: the collection does not exist.
         InvalidRequest: the file is damaged, or not of this format.
         MissingDependency: pyarrow is needed and not installed.
     """
-    return (_import_images if request.kind.images else _import_items)(bench, request, context)
+    return (_import_images if request.kind.images else _import_items)(bench, request, context).as_json()
 
 
 # ---- vectors
@@ -164,7 +164,7 @@ def _import_images(bench: Any, request: ImportRequest, context: TaskContext) -> 
     The state of the task holds the report before a batch and the ids that the batch adds. So a repeated attempt does
     not report them as replaced.
     """
-    archive = images_of(Path(request.path), request.file or request.path, request.kind, request.max_bytes)
+    archive = images_of(Path(request.path), request.file or request.path, request.kind)
     state, total, name = context.state, len(archive.images), request.collection
     done: int = state.get("done", 0)
     adding = set(state.get("adding", ()))
@@ -172,7 +172,7 @@ def _import_images(bench: Any, request: ImportRequest, context: TaskContext) -> 
     context.progress(done, total)
     for batch in batches(archive.images[done:], IMAGES, lambda one: one.size, IMAGE_BYTES):
         before = {"done": done, "report": report.as_json() | {"errors": list(report.errors)}}
-        new, names = _read_images(batch, report)
+        new, names = _read_images(batch, request.max_bytes, report)
         kept: dict[str, Item] = {item.id: item for item in bench.collection(name).get(list(new))} if new else {}
         for id in adding & kept.keys():  # by the attempt before
             report.added += 1
@@ -187,25 +187,25 @@ def _import_images(bench: Any, request: ImportRequest, context: TaskContext) -> 
 
 
 def _read_images(
-    batch: Iterable[StagedImage], report: ImportReport
+    batch: Iterable[Source], most_bytes: int, report: ImportReport
 ) -> tuple[dict[str, NewImage], list[tuple[str, str]]]:
     """Return images by id, and the id and name of each file: files with the same bytes have the same id."""
     new: dict[str, NewImage] = {}
     names: list[tuple[str, str]] = []
     for image in batch:
-        invalid = _invalid_path(image.name)
+        invalid = _invalid_path(image.path)
         if invalid is not None:  # it becomes metadata, and the collection would refuse the whole batch
-            report.refuse(image.name[:MAX_SHOWN], invalid)
+            report.refuse(image.path[:MAX_SHOWN], invalid)
             continue
         try:
-            data = image.read()
+            data = image.read(most_bytes)
         except ImageError as error:
-            report.refuse(image.name, str(error))
+            report.refuse(image.path, str(error))
             continue
         id = hashlib.sha256(data).hexdigest()[:32]
-        metadata = {"name": PurePosixPath(image.name).name} | ({"label": image.label} if image.label else {})
+        metadata = {"name": image.name} | ({"label": image.folder} if image.folder else {})
         new[id] = NewImage(id, data, metadata)
-        names.append((id, image.name))
+        names.append((id, image.path))
     return new, names
 
 

@@ -14,7 +14,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import starmap
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -22,19 +22,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NoImages
-from nnclr_hub.images.folder import left_out
 from nnclr_hub.images.labels import find_table, table_labels
-from nnclr_hub.images.listing import find_images, find_places, in_tiles, is_archive, is_packed, named
+from nnclr_hub.images.listing import empty_place, find_places, in_tiles, is_archive, is_packed, list_places
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.table_rows import LabelTable, read_rows
-from nnclr_hub.workbench.metadata_keys import BOX, OFFSET, WINDOW
+from nnclr_hub.workbench.metadata import BOX, OFFSET, WINDOW
 
 if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
+    from nnclr_hub.workbench.requests import FolderRequest
 
 log = logging.getLogger(__name__)
 NO_VECTOR = np.zeros(0, np.float32)
@@ -70,23 +69,23 @@ class FolderImage:
     """
 
     id: str
-    path: Path | Tile | PackedImage
+    path: Source
     metadata: Mapping[str, Any]
     by_table: bool = False
 
     def described(self) -> FolderImage:
         """Return it with all metadata; read the texts of its sample, which takes a request for each at an address."""
-        if not isinstance(self.path, PackedImage):
+        if self.path.file is not None:
             return self
         texts = self.path.read_texts()
         label = {} if self.by_table else _label(self.path.label_in(texts))
-        of_sample = metadata_of(self.path.source, self.path.image, texts)
+        of_sample = metadata_of(self.path, texts)
         return replace(self, metadata=of_sample | dict(self.metadata) | label)
 
     @property
     def name(self) -> str:
         """The name to show."""
-        return self.path.name if isinstance(self.path, Tile) else str(self.path)
+        return str(self.path) if self.path.file is None else os.path.join(self.path.place.absolute, self.path.path)
 
 
 @dataclass(frozen=True)
@@ -155,12 +154,12 @@ class Listing:
     relabels: whether items that the collection holds get these labels, too.
     """
 
-    sources: Sequence[ImageSource]
+    sources: Sequence[Place]
     origins: Sequence[str]
-    images: Mapping[str, ListedImage]
+    images: Mapping[str, Source]
     untiled: frozenset[tuple[str, str]] = frozenset()
     folder: Path | None = None
-    labels: Mapping[tuple[int, str], tuple[str, ...]] | None = None
+    labels: Mapping[tuple[Place, str], tuple[str, ...]] | None = None
     relabels: bool = False
 
     @property
@@ -169,46 +168,49 @@ class Listing:
         counts = Counter[str]()
         for one in self.sources:
             counts.update(dict(one.left_out))
-            counts.update(left_out(Path(one.absolute)) if one.is_local and not one.archive else {})
         return dict(counts.most_common())
 
-    def file_of(self, image: ListedImage) -> tuple[str, str]:
+    def origin_of(self, image: Source) -> str:
+        """Return the name of an image's folder or archive in the collection."""
+        return self._origins[image.place]
+
+    @cached_property
+    def _origins(self) -> dict[Place, str]:
+        return dict(zip(self.sources, self.origins, strict=True))
+
+    def file_of(self, image: Source) -> tuple[str, str]:
         """Return the origin and the path of an image's file."""
-        path = image.path.rpartition("#")[0] if image.tile is not None else image.path
-        return self.origins[image.source], path
+        return self.origin_of(image), image.file_path
 
-    def state(self, image: ListedImage) -> dict[str, Any]:
+    def state(self, image: Source) -> dict[str, Any]:
         """Return the metadata that shows a change of a file; its path is in its id."""
-        return {"root": self.origins[image.source], "size": image.size, "mtime": image.mtime}
+        return {"root": self.origin_of(image), "size": image.size, "mtime": image.mtime}
 
-    def offset(self, image: ListedImage) -> dict[str, int]:
+    def offset(self, image: Source) -> dict[str, int]:
         """Return the metadata by which an image is found in its archive; {} if `root` is not the archive itself."""
-        here = self.origins[image.source] == self.sources[image.source].absolute
+        here = self.origin_of(image) == image.place.absolute
         return {OFFSET: image.offset} if image.offset is not None and here else {}
 
-    def item(self, id: str, image: ListedImage) -> FolderImage:
+    def item(self, id: str, image: Source) -> FolderImage:
         """Return an image; see `FolderImage`."""
-        source = self.sources[image.source]
-        metadata = {"path": self.file_of(image)[1]} | self.state(image)
+        metadata = {"path": image.file_path} | self.state(image)
         label = {} if self.labels is None else _label(self._label_by_table(image))
-        if image.offset is not None or not source.is_local:
-            packed = PackedImage(source, image)
-            return FolderImage(id, packed, metadata | self.offset(image) | label, self.labels is not None)
+        if image.file is None:
+            return FolderImage(id, image, metadata | self.offset(image) | label, self.labels is not None)
         metadata |= _label(image.folder) if self.labels is None else label
-        if image.tile is not None:
-            box = {BOX: list(image.tile.box)} | ({WINDOW: list(image.tile.window)} if image.tile.window else {})
-            return FolderImage(id, image.tile, metadata | box)
-        return FolderImage(id, Path(source.absolute, image.path), metadata)
+        if image.box is not None:
+            metadata |= {BOX: list(image.box)} | ({WINDOW: list(image.window)} if image.window else {})
+        return FolderImage(id, image, metadata)
 
-    def label_patch(self, image: ListedImage, known: Mapping[str, Any]) -> dict[str, Any]:
+    def label_patch(self, image: Source, known: Mapping[str, Any]) -> dict[str, Any]:
         """Return how the label of an item changes by the table; a label of its folder is deleted."""
         label, held = self._label_by_table(image), known.get("label")
         if label is None:
             return {"label": None} if held and held == image.folder else {}
         return {} if label == held else {"label": label}
 
-    def _label_by_table(self, image: ListedImage) -> str | list[str] | None:
-        labels = (self.labels or {}).get((image.source, self.file_of(image)[1]), ())
+    def _label_by_table(self, image: Source) -> str | list[str] | None:
+        labels = (self.labels or {}).get((image.place, image.file_path), ())
         return list(labels) if len(labels) > 1 else next(iter(labels), None)
 
 
@@ -216,7 +218,7 @@ def _label(label: str | list[str] | None) -> dict[str, Any]:
     return {"label": label} if label else {}
 
 
-def item_id(source: ImageSource, path: str) -> str:
+def item_id(source: Place, path: str) -> str:
     """Return the id of an image: 32 hex digits of the SHA-256 of its path below the folder.
 
     For a tile, the path ends in its box: `slide.svs#0,0,512,512`. For an image in an archive, it begins with the
@@ -235,7 +237,7 @@ def list_images_of(
     prune: bool = False,
     tiling: Tiling | None = None,
     reading: ImageReading = PLAIN,
-    origin: Callable[[ImageSource], str] = lambda source: source.absolute,
+    origin: Callable[[Place], str] = lambda place: place.absolute,
     labels: LabelTable | str | Path | None = None,
 ) -> Listing:
     """List the images of a folder, an archive, an address or a pattern.
@@ -253,52 +255,47 @@ def list_images_of(
         NoImages: if there are none.
         InvalidRequest: two images have the same path, the table lists no image, or see `find_images`.
     """
-    sources, images = _found(given, prune=prune)
+    places, images = _found(given, prune=prune)
     table, by_file = find_table(given, labels), None
     if table is not None and images:
-        whole = [PackedImage(sources[one.source], one) for one in images]
-        found = table_labels(read_rows(table), whole, given)
-        by_file = {(one.source, one.path): own for one, own in zip(images, found, strict=True)}
-    origins = [origin(source) for source in sources]
+        found = table_labels(read_rows(table), images, given)
+        by_file = {(one.place, one.path): own for one, own in zip(images, found, strict=True)}
+    origins = [origin(place) for place in places]
     untiled = set()
     if tiling is not None:
-        images = in_tiles(sources, images, replace(tiling, skip_empty=False), reading)
-        untiled = {(origins[one.source], one.path) for one in images if one.tile is None}
-    by_id: dict[str, ListedImage] = {}
+        images = list(in_tiles(images, replace(tiling, skip_empty=False), reading))
+        untiled = {(origins[places.index(one.place)], one.path) for one in images if one.box is None}
+    by_id: dict[str, Source] = {}
     for one in images:
-        id = item_id(sources[one.source], one.path)
+        id = item_id(one.place, one.path)
         other = by_id.get(id)
         # within an archive, the last one counts, as when it is unpacked: `tar -r` adds the new state of a file
-        if other is not None and (other.source != one.source or one.offset is None):
+        if other is not None and (other.place != one.place or one.offset is None):
             raise InvalidRequest(
-                f"{named(sources, other)} and {named(sources, one)} have the same path below their folder or archive, "
-                "so one would replace the other; index them into different collections."
+                f"{other} and {one} have the same path below their folder or archive, so one would replace the other; "
+                "index them into different collections."
             )
         by_id[id] = one
     folder = Path(given).resolve() if Path(given).is_dir() else None
-    return Listing(sources, origins, by_id, frozenset(untiled), folder, by_file, labels is not None)
+    return Listing(places, origins, by_id, frozenset(untiled), folder, by_file, labels is not None)
 
 
-def check_images(given: str | Path, *, prune: bool = False, labels: LabelTable | None = None) -> int | None:
-    """Report what `list_images_of` would refuse, as far as it is known quickly.
-
-    Returns:
-        The number of images of a folder; None for archives and addresses, which are listed only once.
-    """
-    if labels is not None:
-        read_rows(labels)
-    if not is_packed(given):
-        return len(_found(given, prune=prune)[1])
-    find_places([given])
-    return None
+def check_images(request: FolderRequest) -> None:
+    """Report what `list_images_of` would refuse, as far as it is known quickly; archives are listed only once."""
+    if request.labels is not None:
+        read_rows(LabelTable.of(request.labels))
+    if is_packed(request.folder):
+        find_places([request.folder])
+    else:
+        _found(request.folder, prune=False)
 
 
-def _found(given: str | Path, *, prune: bool) -> tuple[list[ImageSource], list[ListedImage]]:
+def _found(given: str | Path, *, prune: bool) -> tuple[list[Place], list[Source]]:
     place = Path(given)
     if place.is_file() and not is_archive(place.name):
         raise NoImages(f"{given} is a file; expected a folder of images, or a tar or zip file of images.")
     try:
-        return find_images([given])
+        return list_places([given])
     except NoImages:
         if not prune or not place.is_dir():
             raise
@@ -307,7 +304,7 @@ def _found(given: str | Path, *, prune: bool) -> tuple[list[ImageSource], list[L
             f"{given} is empty, which may mean that its disk is not mounted, so nothing was deleted. Mount the disk; "
             "if the images were removed on purpose, put any other file into the folder and prune again."
         )
-    return [ImageSource(str(given), str(place.resolve()))], []
+    return [empty_place(place)], []
 
 
 # ---- compare
@@ -422,36 +419,34 @@ def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
 # ---- what an archive says about an image: the texts of its sample in WebDataset
 
 
-def metadata_of(
-    source: ImageSource, image: ListedImage, texts: Sequence[tuple[str, str]] | None = None
-) -> dict[str, Any]:
+def metadata_of(image: Source, texts: Sequence[tuple[str, str]] | None = None) -> dict[str, Any]:
     """Return what the texts of an image's sample say: the fields of its JSON, `cls`, `txt`, and its key as `__key__`.
 
     Invalid JSON is kept as text. What a collection cannot store is left out and logged.
 
     Args:
-        texts: what `PackedImage.read_texts` returned; None: read them.
+        texts: what `Source.read_texts` returned; None: read them.
     """
     key = {"__key__": image.key} if image.key else {}
     metadata: dict[str, Any] = key
-    for kind, text in PackedImage(source, image).read_texts() if texts is None else texts:
+    for kind, text in image.read_texts() if texts is None else texts:
         try:
             value = text if kind == "txt" else json.loads(text)
         except (ValueError, RecursionError):
             value = text
         fields = value if kind == "json" and isinstance(value, dict) else {kind: value}
         for candidate in (metadata | fields | key, metadata | {kind: text}):
-            if error := _store_error(source, image, candidate):
-                log.warning("%s: its %s is not kept as it is: %s", PackedImage(source, image), kind, error)
+            if error := _store_error(image, candidate):
+                log.warning("%s: its %s is not kept as it is: %s", image, kind, error)
                 continue
             metadata = candidate
             break
     return metadata
 
 
-def _store_error(source: ImageSource, image: ListedImage, metadata: dict[str, Any]) -> str:
+def _store_error(image: Source, metadata: dict[str, Any]) -> str:
     """Return why no collection can store the metadata with what an import adds to it; "" if one can."""
-    added = {"path": image.path, "root": source.absolute, "size": image.size, "mtime": image.mtime}
+    added = {"path": image.path, "root": image.place.absolute, "size": image.size, "mtime": image.mtime}
     label = {"label": str(metadata["cls"])} if "cls" in metadata else {}
     try:
         metadata_json(Item(image.path, NO_VECTOR, metadata | added | label))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -85,7 +85,9 @@ def image_file(image: ImageLike) -> tuple[str, bytes]:
     """
     if isinstance(image, bytes):
         return "image", image
-    if isinstance(image, PackedImage):
+    if isinstance(image, Source) and image.file is not None:
+        image = image.file
+    if isinstance(image, Source):
         return image.name.encode("utf-8", "replace").decode(), image.read()
     if isinstance(image, Path | str):
         from nnclr_hub.errors import ImageError

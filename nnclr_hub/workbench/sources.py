@@ -21,11 +21,10 @@ from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.images.channels import AnyImage, for_people
 from nnclr_hub.images.pool import run_isolated
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import ImageSource, ListedImage, PackedImage
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Place, Source, archive_kind
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.image_record import record
-from nnclr_hub.workbench.metadata_keys import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
+from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.originals import Originals
 
 # formats that browsers show; others are converted to PNG
@@ -118,12 +117,12 @@ def _read(
             return "its file has changed"
         box = metadata.get(BOX)
         if box is not None:  # a tile of an image that may be too large to read as a whole
-            source: bytes | Tile = Tile(str(path), tuple(box), metadata.get(WINDOW))
+            source: bytes | Source = Source.tile_of(path, box, metadata.get(WINDOW))
         elif offset is None:
             source = path.read_bytes()
         else:
-            archive = ImageSource(root, root, True, stat.st_mtime)
-            source = PackedImage(archive, ListedImage(0, relative, metadata["size"], 0.0, offset)).read()
+            archive = Place(root, root, archive_kind(root), stat.st_mtime)
+            source = Source(archive, relative, metadata["size"], 0.0, offset).read()
     except (OSError, ValueError, TypeError, KeyError):
         return "its file is missing"
     except (ImageError, InvalidRequest) as error:
@@ -131,7 +130,9 @@ def _read(
     return _checked(source, metadata, reading)
 
 
-def _checked(source: bytes | Tile, metadata: Mapping[str, Any], reading: ImageReading) -> tuple[bytes, AnyImage] | str:
+def _checked(
+    source: bytes | Source, metadata: Mapping[str, Any], reading: ImageReading
+) -> tuple[bytes, AnyImage] | str:
     try:
         found, _, image = run_isolated(record, source, reading, False, True)
     except ImageError as error:

@@ -7,8 +7,8 @@
     renew(ticket)                               # when a job takes the file: its week restarts
     unstage(ticket)
 
-    image = images_of(file.path, file.name, FORMATS["zip"], most_bytes=20_000_000).images[0]
-    image.name, image.label, image.read()                                      # read only when it is needed
+    image = images_of(file.path, file.name, FORMATS["zip"]).images[0]
+    image.path, image.folder, image.read()                                     # read only when it is needed
 
 A ticket is a folder in the cache folder, so its file survives a lost connection and a restart of the server. It is
 deleted after a week, or after a day without new bytes if it is not complete. The week restarts when a job takes it, and
@@ -23,20 +23,17 @@ import os
 import re
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, Overloaded
-from nnclr_hub.images.folder import folder_labels
-from nnclr_hub.images.tar import REPEATED, TarMember, members
-from nnclr_hub.images.zip import MOST_FILES, Zipped, too_large, unzipped, zip_members
+from nnclr_hub.images.listing import MOST_FILES, list_archive
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.disk import fsync_folder
-from nnclr_hub.workbench.import_format import ImportFormat
+from nnclr_hub.workbench.requests import ImportFormat
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete
@@ -156,65 +153,28 @@ def _is_expired(folder: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class StagedImage:
-    """An image in an archive.
-
-    name: its path there.
-    label: the folder that contains it; "" for none.
-    size: bytes, as the archive declares them.
-    read: returns its bytes; raises ImageError if it cannot be read.
-    """
-
-    name: str
-    label: str
-    size: int
-    read: Callable[[], bytes]
-
-
-@dataclass(frozen=True)
 class Archive:
     """The content of an archive.
 
     others: numbers of files that are not images, by suffix, of links, and of images whose path another one has.
     """
 
-    images: list[StagedImage]
+    images: list[Source]
     others: Mapping[str, int]
 
 
-def images_of(path: Path, name: str, format: ImportFormat, most_bytes: int) -> Archive:
-    """List the images of a zip or tar. Of files with equal paths, see `path_inside`, the last one counts.
+def images_of(path: Path, name: str, format: ImportFormat) -> Archive:
+    """List the images of a zip or tar; the label of each is its `folder`. Of equal paths, the last one counts.
 
     Args:
         name: of the archive, for messages.
-        most_bytes: of an image.
     """
-    changed, others = path.stat().st_mtime, Counter[str]()
-    images: dict[str, tuple[int, Callable[[], bytes]]] = {}
     with path.open("rb") as opened:
-        if format.name == "zip":
-            found = zip_members(opened, name, others, limited=True)
-        else:
-            found = ((*one, None) for one in members(path, name, others))
-        for inside, size, _, offset, zipped in found:
-            if len(images) == MOST_FILES:
-                raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} images; split it into several archives.")
-            others[REPEATED] += inside in images
-            read = partial(_read, str(path), changed, most_bytes, inside, size, offset, zipped)
-            images[inside] = size, read
+        place = Place(name, str(path), f".{format.name}", path.stat().st_mtime)
+        place, found = list_archive(place, opened, limited=True)
+    images = {one.path: one for one in found}
     if not images:
         raise InvalidRequest(f"{name} holds no images; put JPEG, PNG or other images into it.")
-    labels = folder_labels(list(images))
-    found_images = zip(images.items(), labels, strict=True)
-    return Archive([StagedImage(one, label, *about) for (one, about), label in found_images], +others)
-
-
-def _read(
-    archive: str, changed: float, most_bytes: int, name: str, size: int, offset: int, zipped: Zipped | None
-) -> bytes:
-    def part(start: int, count: int) -> bytes:
-        return TarMember(archive, changed, start, count).read()
-
-    if size > most_bytes:
-        raise too_large(size, most_bytes)
-    return part(offset, size) if zipped is None else unzipped(part, offset, name, size, zipped)
+    if len(images) > MOST_FILES:
+        raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} images; split it into several archives.")
+    return Archive([*images.values()], dict(place.left_out))

@@ -12,7 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import RunNotFound
-from nnclr_hub.images.folder import image_suffixes
+from nnclr_hub.images.listing import image_suffixes
 from nnclr_hub.workbench.runs import Run, list_runs, read_report
 from nnclr_hub.workbench.source_folders import SourceFolders
 

@@ -219,7 +219,7 @@ def test_the_plan_records_what_produced_the_shards(encoder, photos, tmp_path):
     embed_shards(tmp_path / "v", [photos], encoder)
     plan = json.loads((tmp_path / "v" / "plan.json").read_text())
     assert plan["fingerprint"] == encoder.fingerprint
-    assert plan["sources"][0]["absolute"] == str(photos.resolve())
+    assert plan["places"][0]["absolute"] == str(photos.resolve())
     (tmp_path / "v" / "plan.json").write_text('{"format": "something else"}')
     with pytest.raises(InvalidRequest):
         open_shards(tmp_path / "v")

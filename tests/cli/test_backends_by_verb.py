@@ -8,7 +8,7 @@ import pytest
 from commands import output_of, refused
 
 from nnclr_hub import load_encoder
-from nnclr_hub.encoder.backends.rule import rule
+from nnclr_hub.encoder.backends import rule
 
 
 def test_embed_runs_the_named_backend(image_files, model, tmp_path, monkeypatch):

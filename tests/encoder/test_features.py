@@ -11,7 +11,6 @@ import pytest
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder import features as module
-from nnclr_hub.encoder.crops import CropMean
 from nnclr_hub.encoder.features import extract_features, unit_rows
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
@@ -192,8 +191,8 @@ def test_features_in_bf16_are_not_those_in_fp32(model, image_files, tmp_path):
     half = load_encoder(model, device="cpu", backend="torch-bf16")
     full = load_encoder(model, device="cpu")
     assert half.fingerprint == full.fingerprint
-    for source in (half, CropMean(half, 2)):
+    for source in (half, half.with_crops(2)):
         extract_features(source, image_files[:3], folder=tmp_path)
-    for source in (full, CropMean(full, 2)):
+    for source in (full, full.with_crops(2)):
         raw = extract_features(source, image_files[:3], folder=tmp_path).raw
         np.testing.assert_array_equal(raw, np.stack(source.features_each(image_files[:3])))

@@ -17,9 +17,7 @@ from PIL import Image
 from nnclr_hub import Item
 from nnclr_hub.bulk.plan import digest_of
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NoImages
-from nnclr_hub.images.folder import list_images
-from nnclr_hub.images.listing import contents, find_images, named, open_unit
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.listing import find_images, list_images, open_unit
 from nnclr_hub.remote_files import expand
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.workbench.folder_changes import metadata_of
@@ -38,9 +36,9 @@ def archive(photos, image_files, tmp_path):
 
 
 def test_a_folder_is_listed_as_indexing_lists_it(photos):
-    sources, found = find_images([photos])
-    assert [named(sources, one) for one in found] == [str(path) for path in list_images(photos)]
-    assert list(contents(sources, found)) == [str(path.resolve()) for path in list_images(photos)]
+    found = find_images([photos])
+    assert list(map(str, found)) == [str(path) for path in list_images(photos)]
+    assert [one.file for one in found] == [str(path.resolve()) for path in list_images(photos)]
 
 
 def test_a_folder_can_be_walked_from_any_of_its_images(photos):
@@ -51,35 +49,34 @@ def test_a_folder_can_be_walked_from_any_of_its_images(photos):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"")
     for folder in (photos, photos.parent / "odd"):
-        _sources, found = find_images([folder])
+        found = find_images([folder])
         for start in range(len(found)):
             assert list(open_unit((str(folder),), found[start].path)[1]) == found[start:]
 
 
 def test_images_in_an_archive_have_the_bytes_of_the_files(archive, photos, image_files):
-    sources, found = find_images([archive])
+    found = find_images([archive])
     assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in image_files]
-    assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in image_files]
+    assert [one.read() for one in found] == [path.read_bytes() for path in image_files]
     with tarfile.open(archive) as tar:
         assert [one.mtime for one in found[:3]] == [tar.getmember(f"./{one.path}").mtime for one in found[:3]]
 
 
 def test_several_sources_keep_their_order(archive, photos, image_files):
-    sources, found = find_images([image_files[5], archive, photos])
-    assert [one.source for one in found] == [0] + [1] * 60 + [2] * 60
-    read = list(contents(sources, found))
-    assert read[0] == str(image_files[5].resolve())
-    assert read[1].read() == image_files[0].read_bytes()
-    assert read[61] == str(image_files[0].resolve())
+    found = find_images([image_files[5], archive, photos])
+    assert [bool(one.place.archive) for one in found] == [False] + [True] * 60 + [False] * 60
+    assert found[0].file == str(image_files[5].resolve())
+    assert found[1].read() == found[61].read() == image_files[0].read_bytes()
+    assert found[61].file == str(image_files[0].resolve())
 
 
 def test_the_digest_of_a_listing_does_not_depend_on_its_location(photos, tmp_path):
     copy = tmp_path / "elsewhere"
     shutil.copytree(photos, copy)
-    here, there = (digest_of(*find_images([folder])) for folder in (photos, copy))
+    here, there = (digest_of(find_images([folder])) for folder in (photos, copy))
     assert here == there
     (copy / "cat" / "01.jpg").write_bytes(b"another image")
-    assert digest_of(*find_images([copy])) != here
+    assert digest_of(find_images([copy])) != here
 
 
 def test_folders_of_equal_names_and_sizes_have_different_digests(tmp_path):
@@ -88,7 +85,7 @@ def test_folders_of_equal_names_and_sizes_have_different_digests(tmp_path):
         (tmp_path / series).mkdir()
         for number in range(8):
             Image.new("RGB", (8, 8), (level, 0, 0)).save(tmp_path / series / f"{number}.bmp")
-    one, other = (digest_of(*find_images([tmp_path / series])) for series in ("a", "b"))
+    one, other = (digest_of(find_images([tmp_path / series])) for series in ("a", "b"))
     assert one != other
 
 
@@ -97,8 +94,8 @@ def test_a_folder_of_archives_lists_the_images_in_them(archive, tmp_path):
     for name in ("00001.tar", "00000.tar"):
         shutil.copy(archive, tmp_path / "set" / name)
     (tmp_path / "set" / "00000.json").write_text("{}")
-    sources, found = find_images([tmp_path / "set"])
-    assert [Path(one.given).name for one in sources] == ["00000.tar", "00001.tar"]
+    found = find_images([tmp_path / "set"])
+    assert list(dict.fromkeys(Path(one.place.given).name for one in found)) == ["00000.tar", "00001.tar"]
     assert len(found) == 120
 
 
@@ -126,15 +123,15 @@ def webdataset(image_files, tmp_path) -> list[Path]:
 
 
 def test_images_of_webdataset_keep_their_keys_captions_and_labels(webdataset, tmp_path):
-    sources, found = find_images([str(tmp_path / "data-{000..001}.tar")])
-    assert [one.given for one in sources] == [str(path) for path in webdataset]
-    about = [metadata_of(sources[one.source], one) for one in found[:5]]
+    found = find_images([str(tmp_path / "data-{000..001}.tar")])
+    assert list(dict.fromkeys(one.place.given for one in found)) == [str(path) for path in webdataset]
+    about = [metadata_of(one) for one in found[:5]]
     common = {"cls": 7, "caption": "a cat", "width": 64}
     assert about[0] == {**common, "__key__": "000/0000"}
     # the texts are those of the image with their name, not of the mask
     assert [one.path for one in found[1:5]] == ["000/0001.jpg", "000/0001.seg.png", "000/0002.jpg", "000/0002.b.jpg"]
     assert about[1:] == [{**common, "txt": "ein Bär", "__key__": "000/0001"}, {}, {**common, "__key__": "000/0002"}, {}]
-    assert [PackedImage(sources[one.source], one).label for one in found[:5]] == ["7", "7", None, "7", None]
+    assert [one.label for one in found[:5]] == ["7", "7", None, "7", None]
 
 
 def pack(archive: Path, files: dict[str, bytes]) -> None:
@@ -154,27 +151,15 @@ def test_texts_that_no_collection_stores_are_left_out_and_named(tmp_path, caplog
         "nul": b'{"caption": "\\u0000"}',
     }
     pack(tmp_path / "a.tar", {f"{k}.{s}": t for k, text in texts.items() for s, t in (("jpg", b""), ("json", text))})
-    sources, found = find_images([tmp_path / "a.tar"])
-    kept = [metadata_of(sources[one.source], one) for one in found]
+    kept = [metadata_of(one) for one in find_images([tmp_path / "a.tar"])]
     as_text = [{"json": texts[key].decode(), "__key__": key} for key in ("nan", "huge", "deep", "nul")]
     assert kept == [{"caption": 1, "__key__": "finite"}, *as_text]
     for about in kept:
         metadata_json(Item("id", np.zeros(2), about))
     assert {name for name in texts if f"a.tar/{name}.jpg" in caplog.text} == {"nan", "huge", "deep", "nul"}
     pack(tmp_path / "b.tar", {"k.jpg": b"", "k.txt": b"a\0b"})
-    sources, found = find_images([tmp_path / "b.tar"])
-    assert metadata_of(sources[found[0].source], found[0]) == {"__key__": "k"}
-
-
-def test_keys_that_repeat_get_the_name_of_their_archive(tmp_path):
-    pack(tmp_path / "a.tar", {"0.jpg": b"", "1.jpg": b"", "2.jpg": b""})
-    pack(tmp_path / "b.tar", {"0.jpg": b"", "1.jpg": b"", "3.jpg": b"", "1.png": b""})
-    (tmp_path / "c").mkdir()
-    pack(tmp_path / "c" / "d.tar", {"4.jpg": b"", "0.jpg": b"", "4.png": b""})
-    given = [tmp_path / "a.tar", tmp_path / "b.tar", tmp_path / "c"]
-    keys = [one.key for one in find_images(given)[1]]
-    assert keys == ["a.tar/0", "1", "2", "b.tar/0", "", "3", "", "", "d.tar/0", ""]
-    assert [one.key for one in find_images(given[:1])[1]] == ["0", "1", "2"]
+    [found] = find_images([tmp_path / "b.tar"])
+    assert metadata_of(found) == {"__key__": "k"}
 
 
 @pytest.mark.parametrize(
@@ -207,21 +192,17 @@ def test_an_address_lists_and_reads_the_images_that_a_folder_has(photos, image_f
     files.pipe("/lake/photos/.hidden/a.jpg", b"hidden")
     for path in webdataset:
         files.put(str(path), f"/lake/shards/{path.name}")
-    sources, found = find_images(["memory://lake/photos"])
+    found = find_images(["memory://lake/photos"])
     assert [one.path for one in found] == [path.relative_to(photos).as_posix() for path in image_files]
-    assert [one.read() for one in contents(sources, found)] == [path.read_bytes() for path in image_files]
-    assert named(sources, found[0]) == f"memory://lake/photos/{found[0].path}"
+    assert [one.read() for one in found] == [path.read_bytes() for path in image_files]
+    assert str(found[0]) == f"memory://lake/photos/{found[0].path}"
     local = find_images(webdataset)
     for given in (["memory://lake/shards"], ["memory://lake/shards/data-*.tar"]):
-        sources, found = find_images(given)
-        assert [(one.path, one.key, one.offset) for one in found] == [(i.path, i.key, i.offset) for i in local[1]]
-        about, expected = (
-            [metadata_of(places[one.source], one) for one in listed] for places, listed in ((sources, found), local)
-        )
-        assert about == expected
-        read, wanted = ([one.read() for one in contents(*listed)] for listed in ((sources, found), local))
-        assert read == wanted
-    assert digest_of(sources, found) == digest_of(*local)
+        found = find_images(given)
+        assert [(one.path, one.key, one.offset) for one in found] == [(i.path, i.key, i.offset) for i in local]
+        assert list(map(metadata_of, found)) == list(map(metadata_of, local))
+        assert [one.read() for one in found] == [one.read() for one in local]
+    assert digest_of(found) == digest_of(local)
     for nothing in ("memory://lake/nowhere", "memory://lake/photos/none/"):
         with pytest.raises(NoImages):
             find_images([nothing])
@@ -293,7 +274,7 @@ def test_paths_in_an_archive_stay_inside_it(image_files, tmp_path):
             member.size = image_files[0].stat().st_size
             with image_files[0].open("rb") as file:
                 tar.addfile(member, file)
-    assert [one.path for one in find_images([tmp_path / "odd.tar"])[1]] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
+    assert [one.path for one in find_images([tmp_path / "odd.tar"])] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
 
 
 def test_a_sparse_file_in_an_archive_is_refused(tmp_path):
@@ -324,10 +305,10 @@ def test_a_tar_with_a_damaged_sparse_header_is_refused_with_a_sentence(tmp_path,
 
 
 def test_an_archive_that_changed_after_listing_is_refused(archive):
-    sources, found = find_images([archive])
+    found = find_images([archive])
     os.utime(archive, (1, 1))
     with pytest.raises(InvalidRequest):
-        next(iter(contents(sources, found))).read()
+        found[0].read()
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE])

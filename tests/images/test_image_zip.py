@@ -13,11 +13,12 @@ import pytest
 from PIL import Image
 
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
-from nnclr_hub.images import zip as image_zip
-from nnclr_hub.images.listing import image_files
+from nnclr_hub.images import listing
+from nnclr_hub.images.listing import find_images
+from nnclr_hub.images.source import Source
 from nnclr_hub.remote_files import RemoteBytes
-from nnclr_hub.workbench.import_format import FORMATS
-from nnclr_hub.workbench.staging import StagedImage, images_of
+from nnclr_hub.workbench.requests import FORMATS
+from nnclr_hub.workbench.staging import images_of
 
 
 def png(color: str = "red", side: int = 8) -> bytes:
@@ -40,14 +41,14 @@ def pack(tmp_path):
     return make
 
 
-def listed(path: Path, most_bytes: int = 20_000_000) -> dict[str, StagedImage]:
+def listed(path: Path) -> dict[str, Source]:
     """Return the images of an uploaded zip by name."""
-    return {one.name: one for one in images_of(path, "photos.zip", FORMATS["zip"], most_bytes).images}
+    return {one.path: one for one in images_of(path, "photos.zip", FORMATS["zip"]).images}
 
 
-def refusal(path: Path, **options) -> str:
+def refusal(path: Path) -> str:
     with pytest.raises(InvalidRequest) as caught:
-        listed(path, **options)
+        listed(path)
     said = str(caught.value)
     assert said.startswith("photos.zip ")
     assert said.count(". ") == 0
@@ -84,15 +85,15 @@ def test_names_are_the_same_for_uploaded_and_local_archives(pack, tmp_path, name
     zip = pack({"a.png": png(), name: png("blue")})
     expected = ["a.png", *([path] if path else [])]
     images = listed(zip)
-    assert list(images) == [one.image.path for one in image_files([zip])] == expected
+    assert list(images) == [one.path for one in find_images([zip])] == expected
     assert images[expected[-1]].read() == png("blue" if path else "red")
-    assert images[expected[-1]].label == (image_files([zip])[-1].label or "")
+    assert images[expected[-1]].label == find_images([zip])[-1].label
     if "\\" not in name:  # which a tar may have in a name
         tar = tmp_path / "photos.tar"
         with tarfile.open(tar, "w") as file:
             file.addfile(tarfile.TarInfo(name))
-        assert [one.name for one in images_of(tar, "photos.tar", FORMATS["tar"], 9).images] == [path]
-        assert [one.image.path for one in image_files([tar])] == [path]
+        assert [one.path for one in images_of(tar, "photos.tar", FORMATS["tar"]).images] == [path]
+        assert [one.path for one in find_images([tar])] == [path]
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar"])
@@ -110,8 +111,8 @@ def test_links_are_counted_and_not_read(pack, tmp_path, caplog, kind):
         with tarfile.open(path, "w") as file:
             for name in ("a.png", "hard.png", "soft.png"):
                 file.add(tmp_path / name, name)
-    staged = images_of(path, path.name, FORMATS[kind], 9999)
-    assert [one.name for one in staged.images] == [one.image.path for one in image_files([path])] == ["a.png"]
+    staged = images_of(path, path.name, FORMATS[kind])
+    assert [one.path for one in staged.images] == [one.path for one in find_images([path])] == ["a.png"]
     assert staged.others == {"links": count}
     assert f"{count} links" in caplog.text
 
@@ -120,8 +121,8 @@ def test_an_encrypted_zip_is_refused(pack):
     """The flag is set by hand, since Python cannot write encrypted zips."""
     path = pack({"a.png": png()})
     data = bytearray(path.read_bytes())
-    place = data.find(image_zip.HEADING)
-    data[place + 8] |= image_zip.ENCRYPTED
+    place = data.find(listing.ZIP_ENTRY)
+    data[place + 8] |= listing.ENCRYPTED
     path.write_bytes(data)
     assert "is encrypted" in refusal(path)
 
@@ -147,7 +148,7 @@ def test_a_zip_that_is_cut_behind_a_zip_in_it_is_refused(pack):
     assert zipfile.ZipFile(path).namelist() == ["in/1.png"]
     assert "truncated" in refusal(path)
     with pytest.raises(InvalidRequest):
-        image_files([path])
+        find_images([path])
 
 
 def test_a_zip_without_images_is_refused(pack):
@@ -157,17 +158,17 @@ def test_a_zip_without_images_is_refused(pack):
 def test_a_zip_bomb_is_refused_by_its_unpacked_size(pack, monkeypatch):
     """Both the compression ratio and the total size are limited."""
     zeros = bytes(60_000_000)
-    assert "times its size" in refusal(pack({"a.bmp": zeros}), most_bytes=100_000_000)
-    monkeypatch.setattr(image_zip, "MOST_BYTES", 1000)
+    assert "times its size" in refusal(pack({"a.bmp": zeros}))
+    monkeypatch.setattr(listing, "MOST_UNPACKED", 1000)
     assert "would unpack to" in refusal(pack({"a.bmp": bytes(1001)}))
 
 
 def test_a_zip_with_too_many_files_is_refused_before_its_directory_is_read(pack, monkeypatch):
-    monkeypatch.setattr(image_zip, "MOST_FILES", 20)
+    monkeypatch.setattr(listing, "MOST_FILES", 20)
     many = pack({f"{i}.png": b"x" for i in range(21)})
     opened = []
     real = zipfile.ZipFile
-    monkeypatch.setattr(image_zip.zipfile, "ZipFile", lambda *a, **k: opened.append(a) or real(*a, **k))
+    monkeypatch.setattr(zipfile, "ZipFile", lambda *a, **k: opened.append(a) or real(*a, **k))
     assert "more than 20 files" in refusal(many)
     assert opened == []
 
@@ -176,7 +177,7 @@ def test_a_file_with_a_false_size_is_read_only_up_to_that_size(pack):
     """The header claims 10 bytes for a file of a million, so the image is damaged and memory stays small."""
     path = pack({"a.png": bytes(1_000_000), "b.png": png()})
     data = bytearray(path.read_bytes())
-    for mark, offset in ((image_zip.HEADING, 24), (b"PK\x03\x04", 22)):
+    for mark, offset in ((listing.ZIP_ENTRY, 24), (b"PK\x03\x04", 22)):
         struct.pack_into("<I", data, data.find(mark) + offset, 10)
     path.write_bytes(data)
     images = listed(path)
@@ -187,11 +188,11 @@ def test_a_file_with_a_false_size_is_read_only_up_to_that_size(pack):
 
 def test_large_images_are_refused_and_archives_within_the_zip_counted(pack):
     path = pack({"a.png": png(), "inner.zip": b"PK", "large.png": bytes(2000)})
-    images = listed(path, most_bytes=1000)
+    images = listed(path)
     assert list(images) == ["a.png", "large.png"]
     with pytest.raises(ImageTooLarge):
-        images["large.png"].read()
-    assert images_of(path, "photos.zip", FORMATS["zip"], 1000).others == {".zip": 1}
+        images["large.png"].read(1000)
+    assert images_of(path, "photos.zip", FORMATS["zip"]).others == {".zip": 1}
 
 
 def test_unsupported_compression_is_not_unpacked(pack):
@@ -227,9 +228,9 @@ def test_a_flipped_byte_of_an_image_of_the_users_own_zip_is_found(pack, method):
     data = bytearray(path.read_bytes())
     data[1000] ^= 0x10
     path.write_bytes(data)
-    images = image_files([path])
+    images = find_images([path])
     assert images[1].read() == png()
-    for one in (images[0], replace(images[0], image=replace(images[0].image, zipped=None))):
+    for one in (images[0], replace(images[0], zipped=None)):
         with pytest.raises(ImageError):
             one.read()
 
@@ -249,8 +250,8 @@ def test_long_headings_and_streamed_files_of_a_zip_are_read(tmp_path):
             file.writestr("b.png", png("blue"))
         path = tmp_path / f"{number}.zip"
         path.write_bytes(stream.getvalue())
-        images = image_files([path])
-        images += [replace(one, image=replace(one.image, zipped=None)) for one in images]
+        images = find_images([path])
+        images += [replace(one, zipped=None) for one in images]
         assert [one.read() for one in images] == [png(side=64), png("blue")] * 2
 
 
@@ -261,6 +262,6 @@ def test_a_packed_image_at_an_address_is_fetched_by_its_packed_size(pack, monkey
     fetched = []
     read = RemoteBytes.read
     monkeypatch.setattr(RemoteBytes, "read", lambda self: fetched.append(read(self)) or fetched[-1])
-    [image] = image_files([f"file://{path}"])
+    [image] = find_images([f"file://{path}"])
     assert image.read() == file.getvalue()
     assert sum(map(len, fetched)) < 5000

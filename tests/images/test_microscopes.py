@@ -12,7 +12,7 @@ import pytest
 
 from nnclr_hub.errors import ImageError
 from nnclr_hub.images.decode import decode_any
-from nnclr_hub.images.folder import list_images
+from nnclr_hub.images.listing import list_images
 from nnclr_hub.images.readers.microscopes import CziReader, Nd2Reader
 from nnclr_hub.images.reading import PLAIN, ImageReading
 

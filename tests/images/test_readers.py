@@ -14,7 +14,7 @@ from pydicom.pixels import apply_modality_lut, apply_voi_lut
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage
 from nnclr_hub.images import readers
 from nnclr_hub.images.decode import decode_any, decode_image
-from nnclr_hub.images.folder import list_images
+from nnclr_hub.images.listing import list_images
 from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.images.readers.raw import RawReader
 from nnclr_hub.images.readers.stack import MAX_BYTES

@@ -8,7 +8,7 @@ from PIL import Image
 from nnclr_hub.errors import UnsupportedImage
 from nnclr_hub.images.decode import decode_any, decode_image, decode_scaled, image_size
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.tile import Tile
+from nnclr_hub.images.source import Source
 from nnclr_hub.images.tiles import Tiling, tiles_of
 
 RGB = np.random.default_rng(3).integers(0, 256, (30, 40, 3), dtype=np.uint8)
@@ -47,7 +47,7 @@ def test_pages_and_tiles_of_tiff_files_have_the_colors_of_the_plain_image(kind, 
     plain = np.asarray(decode_image(path))
     np.testing.assert_array_equal(read(path, ImageReading(page=0)), plain)
     assert image_size(path) == image_size(path, ImageReading(page=0)) == plain.shape[1::-1]
-    np.testing.assert_array_equal(np.asarray(decode_image(Tile(str(path), (3, 5, 24, 27)))), plain[5:27, 3:24])
+    np.testing.assert_array_equal(np.asarray(decode_image(Source.tile_of(path, (3, 5, 24, 27)))), plain[5:27, 3:24])
     if kind == "rgba":
         np.testing.assert_array_equal(read(path, ImageReading(channels=(3, 0, 1, 2))), RGBA[:, :, [3, 0, 1, 2]])
 
@@ -59,7 +59,7 @@ def test_images_of_16_bits_have_the_colors_of_those_of_8_bits(kind, tmp_path):
         tifffile.imwrite(tmp_path / f"{name}.tif", stored, **options)
     expected = np.asarray(decode_image(tmp_path / "narrow.tif")).astype(int)
     path = tmp_path / "wide.tif"
-    tile = Tile(str(path), (3, 5, 24, 27), tiles_of(path, Tiling(20))[0].window)
+    tile = Source.tile_of(path, (3, 5, 24, 27), tiles_of(path, Tiling(20))[0].window)
     np.testing.assert_allclose(read(path, PLAIN), expected, atol=1)
     np.testing.assert_allclose(read(path, ImageReading(page=0)), expected, atol=1)
     np.testing.assert_allclose(np.asarray(decode_image(tile)), expected[5:27, 3:24], atol=1)
@@ -71,7 +71,7 @@ def test_colors_that_are_not_converted_are_refused(tmp_path):
     with pytest.raises(UnsupportedImage):
         decode_image(path, ImageReading(page=0))
     plain = np.asarray(decode_image(path))
-    np.testing.assert_array_equal(np.asarray(decode_image(Tile(str(path), (3, 5, 24, 27)))), plain[5:27, 3:24])
+    np.testing.assert_array_equal(np.asarray(decode_image(Source.tile_of(path, (3, 5, 24, 27)))), plain[5:27, 3:24])
 
 
 def test_complex_numbers_are_refused(tmp_path):

@@ -88,7 +88,7 @@ def attempt(server, ticket: str, *, until: int | None = None):
     path = str(staged(ticket).path)
     request = task.request.from_json({"collection": "photos", "max_bytes": 10**6, "path": path, "format": "zip"})
     try:
-        return task.run(server.bench, request, context).as_json()
+        return task.run(server.bench, request, context)
     except Interrupted:
         return None
 
@@ -159,7 +159,7 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
         task = own_tasks()["index"]
         try:
             request = task.request.from_json({**params, "root": str(root)})
-            body = task.run(server.bench, request, context).as_json()
+            body = task.run(server.bench, request, context)
         except Interrupted:
             assert stop_at is not None
     assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]

@@ -10,6 +10,7 @@ from rest_requests import as_text, ended, finished, upload
 
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.workbench import FolderRequest
 from serving.jobs import JobRecords, JobStatus
 
 FILE = """
@@ -45,7 +46,7 @@ def file(tmp_path_factory):
 def server(file, photos, serve):
     shutil.copytree(photos, file.parent / "photos")
     for running in serve(f"python:{file}:layout", file.parent / "store", source_folders=[str(file.parent)]):
-        running.bench.index_folder("album", file.parent / "photos", model=f"python:{file}:colors")
+        running.bench.index_folder("album", FolderRequest(file.parent / "photos", model=f"python:{file}:colors"))
         yield running
 
 

@@ -12,10 +12,9 @@ from PIL import Image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.images.listing import find_images
-from nnclr_hub.images.source import PackedImage
 from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.inspection.subject import inspected_files
-from training.data.datasets import training_files
+from training.data.image_index import training_files
 from training.evals.task import read_task
 
 KINDS = ("folder", "zip", "tar")
@@ -123,10 +122,10 @@ def test_texts_belong_to_their_image_in_any_order_of_the_archive(order, tmp_path
     place = place_of("tar", {name: files[name] for name in order(files)}, tmp_path)
     unlabeled = dict.fromkeys(["cat/0.seg.png", "dog/3.jpg", "pair.l.jpg", "pair.r.jpg"])
     assert indexed_labels(place) == FILES | unlabeled
-    sources, images = find_images([place])
-    labels = {one.path: PackedImage(sources[0], one).label for one in images}
+    images = find_images([place])
+    labels = {one.path: one.label for one in images}
     assert labels == FILES | unlabeled
-    assert sum(dict(sources[0].left_out).values()) == 2  # texts without an image, or of which it is not clear
+    assert sum(dict(images[0].place.left_out).values()) == 2  # texts without an image, or of which it is not clear
     assert "4 of the 7 images" in caplog.text
 
 

@@ -25,7 +25,7 @@ from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, NNCLRHubError, NoImages, NoRoom
 from nnclr_hub.images.pool import decoding_processes, run_isolated
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import PackedImage
+from nnclr_hub.images.source import Source
 
 from .augment import StoredImages, copy_boxes
 from .cutting import decode_reduced
@@ -183,10 +183,9 @@ def pack_bytes(images: int, size: int, channels: int = 3) -> int:
 
 
 def build_pack(
-    paths: Sequence[Path | PackedImage],
+    paths: Sequence[Path | Source],
     size: int,
     *,
-    name_of: Callable[[int], str] | None = None,
     reading: ImageReading = PLAIN,
     channels: int = 3,
     cache: Path | None = None,
@@ -197,18 +196,13 @@ def build_pack(
     Args:
         paths: the images.
         size: most pixels of the short side of a copy.
-        name_of: returns the name of an image for messages; None: its path.
         reading: the page and the channels to read of each file.
         channels: C; files with another number are broken.
         cache: folder for packs; default `cache_folder()`.
         progress: called with (done, total) after each image.
-
-    Raises:
-        NoImages: none of the files can be read.
-        NoRoom: the disk has no space for the decoded images.
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size, reading, channels)
-    form, named = (size, reading, channels), name_of or (lambda number: str(paths[number]))
+    form = (size, reading, channels)
 
     def outdated() -> bool:
         return not (folder / "pack.json").exists() or _can_read_more(folder, paths, form)
@@ -216,7 +210,7 @@ def build_pack(
     if outdated():
         with lock_folder(folder):
             if outdated():
-                _decode(paths, form, folder, named, progress)
+                _decode(paths, form, folder, progress)
     about = json.loads((folder / "pack.json").read_text())
     # "c" is copy on write: torch warns when it wraps a read-only array
     return ImagePack(
@@ -229,13 +223,13 @@ def build_pack(
     )
 
 
-def _can_read_more(folder: Path, paths: Sequence[Path | PackedImage], form: Form) -> bool:
+def _can_read_more(folder: Path, paths: Sequence[Path | Source], form: Form) -> bool:
     """Return whether a file can be read that could not be before: a package was installed, or a disk was mounted."""
     broken = sorted({*range(len(paths))} - set(np.load(folder / "kept.npy").tolist()))
     return any(not isinstance(_reduced(paths[number], form), NNCLRHubError) for number in broken)
 
 
-def _digest(paths: Sequence[Path | PackedImage], size: int, reading: ImageReading, channels: int) -> str:
+def _digest(paths: Sequence[Path | Source], size: int, reading: ImageReading, channels: int) -> str:
     stats = [(str(one.absolute()), *_size_and_time(one)) if isinstance(one, Path) else one.identity for one in paths]
     part = [] if (reading, channels) == (PLAIN, 3) else [str(reading), channels]
     return hashlib.sha256(json.dumps([FORMAT, size, stats, *part]).encode()).hexdigest()[:24]
@@ -250,10 +244,9 @@ def _size_and_time(path: Path) -> tuple[int, int]:
 
 
 def _decode(
-    paths: Sequence[Path | PackedImage],
+    paths: Sequence[Path | Source],
     form: Form,
     folder: Path,
-    name_of: Callable[[int], str],
     progress: Callable[[int, int], None],
 ) -> None:
     """Write the pack to a temporary folder and rename it, so that no incomplete pack is ever opened."""
@@ -263,7 +256,7 @@ def _decode(
     shapes, kept, broken = list[Shape](), list[int](), list[tuple[str, str]]()
     for number, shape, reason in _journal(half):
         if shape is None:
-            broken.append((name_of(number), reason))
+            broken.append((str(paths[number]), reason))
         else:
             shapes.append(shape)
             kept.append(number)
@@ -282,7 +275,7 @@ def _decode(
             block = range(done, min(done + BLOCK, len(paths)))
             for number, result in zip(block, pool.map(lambda i: _reduced(paths[i], form), block), strict=True):
                 if isinstance(result, NNCLRHubError):
-                    broken.append((name_of(number), str(result)))
+                    broken.append((str(paths[number]), str(result)))
                     lines.append((number, None, str(result)))
                 else:
                     pixels.write(result[0])
@@ -329,7 +322,7 @@ def _journal(half: Path) -> Iterator[tuple[int, Shape | None, str]]:
         yield tuple(json.loads(line))  # type: ignore[misc]
 
 
-def _reduced(image: Path | PackedImage, form: Form) -> tuple[bytes, Shape] | NNCLRHubError:
+def _reduced(image: Path | Source, form: Form) -> tuple[bytes, Shape] | NNCLRHubError:
     size, reading, channels = form
     try:
         pixels, height, width = run_isolated(decode_reduced, image, size, MOST_LONG * size, reading, channels)

@@ -18,16 +18,14 @@ from torch import Tensor
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, TrainingError
 from nnclr_hub.images.byte_cache import ByteCache
-from nnclr_hub.images.parquet import is_table
 from nnclr_hub.images.pool import DecodingLimits, DecodingPool
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import PackedImage, is_zip
+from nnclr_hub.images.source import TABLE, TAR, Source
 from nnclr_hub.remote_files import RemoteBytes
 
 from .augment import FLIP, CutViews
-from .crop_boxes import CROP_NUMBERS
-from .cutting import CutRequest, CutShape, cut_views
-from .order import REPLACEMENTS, WINDOW_BYTES
+from .batches import REPLACEMENTS, WINDOW_BYTES
+from .cutting import CROP_NUMBERS, CutRequest, CutShape, cut_views
 from .views import View
 
 if TYPE_CHECKING:
@@ -168,23 +166,21 @@ class Originals:
         slot, reason = next(iter(failed.items()))
         raise TrainingError(
             f"{REPLACEMENTS + 1} images one after the other cannot be read, the last of them "
-            f"{self._images.name(wanted.get(slot, int(rows[slot])))}: {reason} Check the images, then continue with "
+            f"{self._images[wanted.get(slot, int(rows[slot]))]}: {reason} Check the images, then continue with "
             "--resume."
         )
 
-    def _source(self, row: int) -> str | bytes | PackedImage:
+    def _source(self, row: int) -> str | bytes | Source:
         """Return what the decoding process reads; this process reads what is at an address or in a table."""
         stored = self._images[row]
         if isinstance(stored, Path):
             return str(stored)
-        place, image = stored.source, stored.image
-        if is_table(place.absolute):
-            return stored.read()
-        if place.is_local:
+        place = stored.place
+        if place.is_local and place.archive != TABLE:
             return stored
-        if image.offset is None or is_zip(place.absolute):
+        if stored.offset is None or place.archive != TAR:
             return stored.read()
-        return self._read(place.absolute, image.offset, image.offset + image.size)
+        return self._read(place.absolute, stored.offset, stored.offset + stored.size)
 
     def _read(self, address: str, start: int, end: int) -> bytes:
         """Return a part of an archive at an address, by requests that also bring what is near it."""
@@ -197,7 +193,7 @@ class Originals:
     def _report(self, row: int, reason: str) -> None:
         if row not in self.unreadable:
             self.unreadable[row] = reason
-            log.warning("%s is replaced by another image: %s", self._images.name(row), reason)
+            log.warning("%s is replaced by another image: %s", str(self._images[row]), reason)
 
 
 def _reason(error: Exception) -> str:

@@ -17,9 +17,7 @@ from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import tensor_ranges
 
 if TYPE_CHECKING:  # a saved graph runs without torch
-    from torch import device as Device
-
-    from nnclr_hub.encoder.backends.network import Network
+    from nnclr_hub.encoder.backends.with_torch import Network
 
 FLOAT = 1  # onnx.TensorProto.FLOAT
 PREFIX = "network.backbone."  # of the names of weights in the graph
@@ -86,7 +84,7 @@ def _exported(network: Network) -> Any:
         ) from error
     import torch
 
-    from nnclr_hub.encoder.backends.network import WithUnitRows
+    from nnclr_hub.encoder.backends.with_torch import WithUnitRows
 
     try:
         with warnings.catch_warnings(action="ignore"), _silent_loggers(), torch.no_grad():
@@ -193,17 +191,4 @@ class ONNXBackend:
             raise InvalidRequest(f"ONNX Runtime cannot run this network ({reason}); use backend 'torch'.") from error
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """Run the network; see `Backend.run`. Threads may share a session."""
-        return self._session.run([FEATURES], {INPUT: np.ascontiguousarray(crops)})[0]
-
-
-def open_onnx(network: Network, device: Device, precision: str) -> ONNXBackend:
-    """Open the backend for a network in torch.
-
-    Raises:
-        MissingDependency: onnx, onnxscript or onnxruntime is not installed.
-        InvalidRequest: the device is not the CPU, or the network cannot be exported.
-    """
-    if device.type != "cpu":
-        raise InvalidRequest(f"Backend 'onnx' runs on the CPU only, got {device}; use backend 'torch'.")
-    return ONNXBackend(onnx_bytes(network), network.bytes)
+        return self._session.run([FEATURES], {INPUT: np.ascontiguousarray(crops)})[0]  # threads may share it

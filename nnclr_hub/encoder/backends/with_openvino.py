@@ -25,9 +25,7 @@ from nnclr_hub.errors import InvalidRequest, MissingDependency
 from nnclr_hub.hub.layout import WEIGHTS
 
 if TYPE_CHECKING:  # a saved graph runs without torch
-    from torch import device as Device
-
-    from nnclr_hub.encoder.backends.network import Network
+    from nnclr_hub.encoder.backends.with_torch import Network
 
 
 class OpenVINOBackend:
@@ -68,20 +66,8 @@ class OpenVINOBackend:
         self.memory: int | None = weight_bytes // (2 if precision == "bf16" else 1)
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """Run the network; see `Backend.run`."""
         with self._lock:  # a batch uses all threads, so a second one at the same time would only slow it down
             return self._request.infer([np.ascontiguousarray(crops)])[self._features].copy()
-
-
-def open_openvino(network: Network, device: Device, precision: str) -> OpenVINOBackend:
-    """Open the backend for a network in torch.
-
-    Raises:
-        InvalidRequest, MissingDependency: see the class; or the device is not the CPU.
-    """
-    if device.type != "cpu":
-        raise InvalidRequest(f"Backend 'openvino' runs on the CPU only, got {device}; use backend 'torch'.")
-    return OpenVINOBackend(network, precision, network.bytes)
 
 
 def computes_bf16() -> bool:

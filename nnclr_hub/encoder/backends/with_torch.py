@@ -1,8 +1,7 @@
-"""torch: the plain forward pass, which is the reference, and torch.compile."""
+"""torch: the network that every backend runs, its plain forward pass, which is the reference, and torch.compile."""
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 from collections.abc import Iterator
@@ -13,16 +12,62 @@ from typing import Any
 import numpy as np
 import torch
 import torch._dynamo.exc
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from nnclr_hub.encoder.backends.base import full_name
-from nnclr_hub.encoder.backends.network import Network
+from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
-
-log = logging.getLogger(__name__)
 
 os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # see `store.index.main`
 GRAPHS = (1, 4, 16, 64)  # batch sizes with a CUDA graph each
+
+
+class Network(nn.Module):
+    """(N, S, S, C) uint8 crops -> (N, D) float features, not normalized.
+
+    Args:
+        backbone: (N, 3, S, S) float -> (N, D), in evaluation mode; shared, not copied.
+        preprocessing: its input size, mean and std are used.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, backbone: nn.Module, preprocessing: Preprocessing) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.side, self.channels = preprocessing.input_size, preprocessing.in_chans
+        # not part of the state dict, because they are not weights
+        for name in ("mean", "std"):
+            colors = torch.tensor(getattr(preprocessing, name)).mul_(255).view(1, -1, 1, 1)
+            self.register_buffer(name, colors, persistent=False)
+        self.eval()
+
+    def forward(self, crops: Tensor) -> Tensor:
+        """Compute features of crops on the network's device; the layout in memory stays channels last."""
+        return self.backbone((crops.permute(0, 3, 1, 2).float() - self.mean) / self.std)
+
+    def example(self) -> Tensor:
+        """Return (2, S, S, C) uint8 for tracing; not one image, because tracers treat batch size 1 specially."""
+        return torch.zeros(2, self.side, self.side, self.channels, dtype=torch.uint8)
+
+    @property
+    def bytes(self) -> int:
+        """Size of the weights in bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.backbone.state_dict().values())
+
+
+class WithUnitRows(nn.Module):
+    """(N, S, S, 3) uint8 crops -> (N, D) features, and the same with rows of length 1."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, crops: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.network(crops)
+        return features, F.normalize(features)
 
 
 class TorchBackend:
@@ -38,7 +83,6 @@ class TorchBackend:
         self._network = network
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """Run the network; see `Backend.run`."""
         return forward(self._network, torch.as_tensor(crops), self._device, self.precision)
 
 
@@ -65,7 +109,6 @@ class CompileBackend:
             self._compiled = torch.compile(network)
 
     def run(self, crops: np.ndarray) -> np.ndarray:
-        """Run the network; see `Backend.run`."""
         try:
             if self._thread is not None:
                 return self._thread.submit(self._run_graphs, crops).result()
@@ -76,9 +119,9 @@ class CompileBackend:
             with self._lock:
                 return forward(self._compiled, pixels, self._device, self.precision)[: len(crops)]
         except torch._dynamo.exc.TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0][:200]
             raise InvalidRequest(
-                f"torch.compile cannot run this network ({_first_line(error)}); install a C++ compiler, or use another "
-                "backend."
+                f"torch.compile cannot run this network ({reason}); install a C++ compiler, or use another backend."
             ) from error
 
     def _run_graphs(self, crops: np.ndarray) -> np.ndarray:
@@ -115,7 +158,3 @@ def memory_errors() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise MemoryError(str(error)) from None  # its traceback would keep the tensors of the batch in memory
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]

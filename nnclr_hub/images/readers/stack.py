@@ -16,7 +16,7 @@ from nnclr_hub.errors import ImageError, ImageTooLarge, UnsupportedImage
 from nnclr_hub.images.channels import AnyImage, ChannelImage
 from nnclr_hub.images.color import LOST, to_8_bits
 from nnclr_hub.images.reading import ImageReading
-from nnclr_hub.images.tile import Box
+from nnclr_hub.images.source import Box
 
 MAX_BYTES = 1_000_000_000  # of the selected channels of one page, before they become 8 bits
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Literal
@@ -13,22 +13,20 @@ import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
 from nnclr_hub.errors import InvalidRequest, NoImages
-from nnclr_hub.images.folder import find_splits, left_out
 from nnclr_hub.images.labels import find_table, table_labels
-from nnclr_hub.images.listing import contents, find_images, in_tiles
+from nnclr_hub.images.listing import find_splits, in_tiles, list_places
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import ImageSource, PackedImage
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
+from nnclr_hub.workbench.bench import Report
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
 from nnclr_hub.workbench.inspections import INSPECTION, REVIEWED, state_of
 from nnclr_hub.workbench.labels import label_text
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
-from nnclr_hub.workbench.table_items import named_item, path_of
+from nnclr_hub.workbench.metadata import PIXEL_HASH, named_item, path_of
 
-Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
 Parts = Literal["splits", "folders"]
 SCAN = "scan.sqlite"
 MOST_VECTORS = 1 << 30  # bytes
@@ -227,38 +225,35 @@ def inspected_files(
             images each on average.
         tiling: list tiles of the images instead of whole images, read in this way.
     """
-    sources, images = find_images([given])
-    whole = [PackedImage(sources[one.source], one) for one in images]
+    places, images = list_places([given])
     folder = Path(given).resolve()
     table = find_table(given, labels)
-    found = _table_labels(table, whole, given) if table else _folder_labels(whole)
+    found = _table_labels(table, images, given) if table else _folder_labels(images)
     if tiling is not None:
-        named = {(one.source, one.path): label for one, label in zip(images, found, strict=True)}
-        images = in_tiles(sources, images, tiling, reading)
-        found = [named[one.source, one.path.rpartition("#")[0] if one.tile else one.path] for one in images]
-    files = [Path(one) if isinstance(one, str) else one for one in contents(sources, images)]
-    prefixes = _prefixes(given, sources)
-    names = [prefixes[one.source] + one.path for one in images]
-    others = Counter[str]()
-    for one in sources:
-        others.update(dict(one.left_out))
-    if folder.is_dir() and not sources[0].archive:
-        others.update(left_out(folder, [table.file] if table else []))
+        named = {(one.place, one.path): label for one, label in zip(images, found, strict=True)}
+        images = list(in_tiles(images, tiling, reading))
+        found = [named[one.place, one.file_path] for one in images]
+    files = [one if one.file is None or one.box else Path(one.file) for one in images]
+    prefixes = dict(zip(places, _prefixes(given, places), strict=True))
+    names = [prefixes[one.place] + one.path for one in images]
+    others = sum((Counter(dict(one.left_out)) for one in places), Counter[str]())
+    if table and folder in table.file.resolve().parents and not places[0].archive:
+        others -= Counter([table.file.suffix.lower()])
     return InspectedFiles(PurePath(folder).name, files, names, found, others)
 
 
-def _prefixes(given: str | Path, sources: Sequence[ImageSource]) -> list[str]:
-    """Return what precedes the names of each source's images: its path below what was given, if there are several."""
-    if len(sources) == 1:
+def _prefixes(given: str | Path, places: Sequence[Place]) -> list[str]:
+    """Return what precedes the names of each place's images: its path below what was given, if there are several."""
+    if len(places) == 1:
         return [""]
     root = str(given).rstrip("/")
-    if not os.path.isdir(root) and not all(one.given.startswith(f"{root}/") for one in sources):  # it is a pattern
-        root = os.path.commonpath([os.path.dirname(one.given) for one in sources])
-    paths = [PurePath(os.path.relpath(one.given, root or ".")).as_posix() for one in sources]
+    if not os.path.isdir(root) and not all(one.given.startswith(f"{root}/") for one in places):  # it is a pattern
+        root = os.path.commonpath([os.path.dirname(one.given) for one in places])
+    paths = [PurePath(os.path.relpath(one.given, root or ".")).as_posix() for one in places]
     return ["" if path == "." else f"{path}/" for path in paths]
 
 
-def _table_labels(table: LabelTable, images: Sequence[PackedImage], given: str | Path) -> list[str | None]:
+def _table_labels(table: LabelTable, images: Sequence[Source], given: str | Path) -> list[str | None]:
     return [label[0] if label else None for label in table_labels(one_label_each(table), images, given)]
 
 
@@ -270,7 +265,7 @@ def one_label_each(table: LabelTable) -> TableRows:
     return rows
 
 
-def _folder_labels(images: Sequence[PackedImage]) -> list[str | None]:
+def _folder_labels(images: Sequence[Source]) -> list[str | None]:
     """Return the names of the parent folders, if they have five images each on average; else None for all."""
     names = [one.label for one in images]
     classes = {name for name in names if name}
