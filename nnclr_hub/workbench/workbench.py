@@ -30,7 +30,7 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.images.tiles import Tiling
-from nnclr_hub.probe.labeling import Labeling
+from nnclr_hub.probe.metrics import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.add_request import AddRequest, NewImage
