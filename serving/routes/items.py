@@ -591,11 +591,8 @@ class ValueCount(BaseModel):
     count: int
 
 
-class HistogramResponse(BaseModel):
+class HistogramResponse(schema_of(bounds.Histogram, BaseModel)):
     """Counts of numbers between ascending edges."""
-
-    edges: list[float]
-    counts: list[int]
 
 
 class FacetResponse(BaseModel):
