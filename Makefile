@@ -35,6 +35,7 @@ check: $(VENV)/.dev  ## check style, types and prose
 	$(BIN)/python .ci/lint_prose.py
 	$(BIN)/python .ci/generate_async_types.py --check
 	@if npx --yes --package typescript@5 tsc --version >/dev/null 2>&1; then \
+		npx --yes openapi-typescript@7 docs/openapi.json --output app/openapi.d.ts >/dev/null && \
 		npx --yes --package typescript@5 tsc --project app/jsconfig.json; \
 	else echo "without TypeScript, the types of the web app are not checked"; fi
 	@if node --version >/dev/null 2>&1; then node --test tests/app/; \

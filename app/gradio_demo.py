@@ -237,14 +237,14 @@ def serve(url: str, collection: str | None, port: int, host: str, runs: Path | N
     client = Client(url, os.environ.get("NNCLR_API_KEY"))
     client.ready(wait=START_S)
     if collection is None:
-        collection = max(client.collections.list(), key=lambda info: info.count).name
+        collection = max(client.store.list(), key=lambda info: info.count).name
     page = build(Demo(client, collection, runs)).queue(default_concurrency_limit=2, max_size=64)
     theme = gr.themes.Default(primary_hue="orange", neutral_hue="slate")
     served = gr.mount_gradio_app(
         FastAPI(), page, path="/", server_name=host, server_port=port, ssr_mode=False, theme=theme
     )
     # uvicorn's other parser, which `page.launch` would choose, executes the body of a request with `Upgrade` as a
-    # request; see serving/http_protocol.py. Gradio has no web sockets.
+    # request; see serving/run.py. Gradio has no web sockets.
     uvicorn.run(
         served, host=host, port=port, log_level="warning", http="h11", ws="none", timeout_graceful_shutdown=GRACE_S
     )

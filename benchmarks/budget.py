@@ -20,7 +20,7 @@ from statistics import mean, median, stdev
 from rich.console import Console
 
 from nnclr_hub.errors import InvalidRequest
-from training.data.datasets import training_files
+from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import Recipe, find_recipe

@@ -28,12 +28,12 @@ import torch
 
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.method import Gather
-from training.assemble import build_learner, choose_precision, place_learner
+from training.cpu import choose_precision
 from training.data.augment import make_views
-from training.data.batches import Batches
+from training.data.batches import Batches, Order
 from training.data.image_pack import ImagePack, PackedPixels
-from training.data.order import Order
 from training.distributed import Ranks
+from training.network import build_learner, place_learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import Recipe, find_recipe
 from training.run import Run

@@ -21,7 +21,6 @@ from nnclr_hub.cli.programs import load_program
 AUGMENTATIONS = load_program("training", "data.views").AUGMENTATIONS
 augment = load_program("training", "data.augment")
 batches = load_program("training", "data.batches")
-order = load_program("training", "data.order")
 
 ONE_FOLDER = 0.75  # share of a batch that comes from one folder, as long as it has images
 LEAST_CROP: Sequence[float] = (0.2, 0.4, 0.6, 0.0)  # least area of a large crop, for each --data; 0: that of the view
@@ -70,16 +69,16 @@ class ByFolder(batches.Batches):
         epoch, place = divmod(step, self.steps_per_epoch)
         own = round(ONE_FOLDER * self.batch_size)
         shuffled = [
-            start + order.Permutation(int(count), self.seed, epoch, 3, number)(np.arange(count))
+            start + batches.Permutation(int(count), self.seed, epoch, 3, number)(np.arange(count))
             for number, (start, count) in enumerate(
                 zip(np.cumsum(self.folders) - self.folders, self.folders, strict=True)
             )
         ]
         heads = [one[: len(one) // self.batch_size * own].reshape(-1, own) for one in shuffled]
         rest = np.concatenate([one[head.size :] for one, head in zip(shuffled, heads, strict=True)])
-        rest = rest[order.Permutation(len(rest), self.seed, epoch, 2)(np.arange(len(rest)))]
+        rest = rest[batches.Permutation(len(rest), self.seed, epoch, 2)(np.arange(len(rest)))]
         every = [row for head in heads for row in head]
-        number = int(order.Permutation(self.steps_per_epoch, self.seed, epoch, 1)(np.array([place]))[0])
+        number = int(batches.Permutation(self.steps_per_epoch, self.seed, epoch, 1)(np.array([place]))[0])
         start = min(number, len(every)) * (self.batch_size - own) + max(0, number - len(every)) * self.batch_size
         head = every[number] if number < len(every) else rest[:0]
         return np.concatenate([head, rest[start : start + self.batch_size - len(head)]])[self.part]

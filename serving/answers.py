@@ -25,8 +25,7 @@ from starlette.types import Receive, Scope, Send
 from nnclr_hub.errors import AnswerTooLarge
 from nnclr_hub.store.cancellation import check_cancelled
 
-from .engine.admission import Admission
-from .limits import Budget, current_budget
+from .limits import Admission, Budget, current_budget
 from .settings import Settings
 from .telemetry import Metrics
 

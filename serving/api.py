@@ -26,18 +26,16 @@ from nnclr_hub.store import open_store
 from nnclr_hub.workbench import Workbench
 
 from . import openapi, problems
+from .access import AccessControl, AccessRules
 from .answers import Answers
-from .ingest import Ingest
 from .jobs import Jobs
 from .limits import RequestLimits
-from .models import Engines
+from .models import Engines, Ingest
 from .readiness import Startup
-from .request_log import observed
 from .routes import PAGES, ROUTERS, embed, items, search
 from .routes.attention import AT_ONCE
-from .security.access import AccessRules
-from .security.access_control import AccessControl
 from .settings import Settings
+from .telemetry import observed
 from .url_fetcher import Fetcher
 
 log = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ class Service(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         state = self.state
-        return observed(super().build_middleware_stack(), state.metrics, lambda: state.readiness.stopping)
+        return observed(super().build_middleware_stack(), state.metrics, state.readiness)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,20 +29,22 @@ from typing import TypeVar
 
 from anyio import CancelScope, CapacityLimiter, to_thread
 from fastapi import Request
+from prometheus_client import Gauge
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nnclr_hub.errors import DeadlineExceeded, NNCLRHubError, Overloaded, RequestTooLarge, RequestTooSlow
+from nnclr_hub.errors import DeadlineExceeded, NNCLRHubError, NotReady, Overloaded, RequestTooLarge, RequestTooSlow
 from nnclr_hub.store.cancellation import cancellable
 
-from .engine.admission import Admission
 from .problems import Refused, error_response
 from .settings import Settings
+from .telemetry import Metrics
 
 T = TypeVar("T")
 LOADING_S = 300.0  # at most, for a model that a request loads
 WATCH_AFTER_S = 0.05  # a request that is answered earlier does not pay for watching its connection
+RETRY_S = 1.0  # clients that are refused again wait longer by themselves
 LARGE = 128 << 10  # bytes
 FEW = 4  # large bodies that may arrive at once without a pause
 PAUSE_S = 0.002  # longer than the event loop takes for one piece, of at most 256 KiB
@@ -183,11 +186,97 @@ async def in_thread_while_connected(
     return await while_connected(request, to_thread.run_sync(checked, limiter=limiter), budget.abandon)
 
 
+# ---- permits
+
+
+class Admission:
+    """Grants permits for what may be in progress at once, and takes them back.
+
+    A request gets permits for all of its images and bytes, or none. Requests that held half of their permits could wait
+    for each other for ever.
+
+    Args:
+        images: images in progress at once, or whatever else `what` names.
+        size: bytes of them, before decoding.
+        metrics: counts refusals.
+        gauges: of what is in progress, and of its bytes; None: those of images.
+    """
+
+    def __init__(
+        self,
+        images: int,
+        size: int,
+        metrics: Metrics,
+        what: str = "images",
+        gauges: tuple[Gauge, Gauge] | None = None,
+    ) -> None:
+        self.count = self._bytes = 0  # in progress
+        self._max_images, self._max_bytes = images, size
+        self._metrics, self._what = metrics, what
+        self._gauge, self._bytes_gauge = gauges or (metrics.images_in_work, metrics.bytes_in_work)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def enter(self, images: int, size: int, *, background: bool = False) -> None:
+        """Take permits.
+
+        Args:
+            background: leave half of all permits to requests; the caller tries again later, or sends fewer images. An
+                image that needs more alone is taken while no request is in progress.
+
+        Raises:
+            RequestTooLarge: the request needs more permits than exist, so a retry would not help.
+            Overloaded: too much is in progress.
+            NotReady: the server is shutting down.
+        """
+        with self._changed:
+            if self._closed:
+                raise shutting_down()
+            part = 2 if background and (images > 1 or self.count) else 1
+            max_images, max_bytes = self._max_images // part, self._max_bytes // part
+            if (images > 1 and (images > max_images or size > max_bytes)) or size > self._max_bytes:
+                raise RequestTooLarge(
+                    f"The request has {images} {self._what} and {size:,} bytes; the limit is {max_images} "
+                    f"{self._what} and {max_bytes:,} bytes."
+                )
+            if self.count + images > max_images or self._bytes + size > max_bytes:
+                self._metrics.refused.labels("overloaded").inc(not background)
+                raise Overloaded("The server is overloaded; try again in a moment.", RETRY_S)
+            self._change(images, size)
+
+    def leave(self, images: int, size: int) -> None:
+        """Return permits."""
+        with self._changed:
+            self._change(-images, -size)
+            self._changed.notify_all()
+
+    def _change(self, images: int, size: int) -> None:
+        self.count += images
+        self._bytes += size
+        self._gauge.inc(images)
+        self._bytes_gauge.inc(size)
+
+    def close(self) -> None:
+        """Refuse all new requests."""
+        with self._changed:
+            self._closed = True
+
+    def wait_until_empty(self, timeout: float) -> bool:
+        """Return whether all permits came back within the timeout, in seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self.count, timeout)
+
+
+def shutting_down() -> NotReady:
+    """Return the error of a request that the shutdown of the engine overtook."""
+    return NotReady("The server is shutting down; try another server, or try again later.")
+
+
 # ---- the layer
 
 
 class RequestLimits:
-    """The ASGI layer around the routes. `scope["state"]["streamed"]` selects the limits of large bodies."""
+    """The ASGI layer around the routes. A route that is `streamed` (see `Access`) has the limits of large bodies."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
@@ -200,7 +289,8 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        limits = self._streamed if scope.get("state", {}).get("streamed") else self._body
+        required = scope.get("state", {}).get("required")  # of `AccessControl`, which may be missing
+        limits = self._streamed if required is not None and required.streamed else self._body
         try:
             limits.check(headers)
         except NNCLRHubError as error:

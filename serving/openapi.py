@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from functools import cache
-from http import HTTPStatus
 from typing import Any
 
 from fastapi.openapi.utils import get_openapi
@@ -16,14 +15,9 @@ from fastapi.routing import APIRoute
 from pydantic.json_schema import models_json_schema
 
 import nnclr_hub
-from nnclr_hub.errors import NNCLRHubError, OpenedForReading
 
-from .keys import WRITE
-from .problems import answers, problem_kind
-from .request_bodies import JSONBody
-from .routes import ROUTERS, where_schema
-from .routes.bodies import COLLECTION_PATTERN, MODELS, NAME_PATTERN, OpenAIError, Problem, json_body
-from .security.access import access_of
+from .routes import ROUTERS
+from .routes.schemas import COLLECTION_PATTERN, CONDITION, MODELS, NAME_PATTERN, WHERE
 
 TITLE = "nnclr_hub"
 ABOUT = """Image embeddings and retrieval with NNCLR encoders.
@@ -59,10 +53,7 @@ def document() -> dict[str, Any]:
     routes = [route for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)]
     for route in routes:
         route.operation_id = route.operation_id or f"{route.tags[0]}-{route.name.replace('_', '-')}"
-        route.summary = _first_sentence(route.description)
-        for dependency in route.dependant.dependencies:
-            if isinstance(dependency.call, JSONBody):
-                route.openapi_extra = json_body(dependency.call.model)
+        route.summary = " ".join(route.description.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
     found = get_openapi(
         title=TITLE,
         version=nnclr_hub.__version__,
@@ -71,23 +62,20 @@ def document() -> dict[str, Any]:
         tags=[{"name": name, "description": about} for name, about in TAGS.items()],
     )
     template = "#/components/schemas/{model}"
-    modes = [(model, "validation") for model in (Problem, OpenAIError, *MODELS)]
+    modes = [(model, "validation") for model in MODELS]
     _, extra = models_json_schema(modes, ref_template=template)  # type: ignore[arg-type]
     components = found.setdefault("components", {})
     components["schemas"] = dict(sorted({**extra["$defs"], **components.get("schemas", {})}.items()))
-    for name, schema in (("Where", where_schema.WHERE), ("Condition", where_schema.CONDITION)):
+    for name, schema in (("Where", WHERE), ("Condition", CONDITION)):
         _name_schema(found, name, schema)
     components = found["components"]
     components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     found["security"] = [{}, {"key": []}]  # keys are optional
-    writes = {route.operation_id for route in routes if access_of(route).scope == WRITE}
-    for name, operation in operations(found).items():
+    for operation in operations(found).values():
         for parameter in operation.get("parameters", ()):
             if parameter["in"] == "path" and operation["tags"][0] in NAMED:
                 of_collection = parameter["name"] in ("name", "alias") and operation["tags"][0] != "probes"
                 parameter["schema"].setdefault("pattern", COLLECTION_PATTERN if of_collection else NAME_PATTERN)
-        if name in writes:
-            _add_refusals(operation, OpenedForReading)
         for answer in operation["responses"].values():
             answer.setdefault("headers", {}).update(ANSWER_HEADERS)
     return found
@@ -105,19 +93,6 @@ def _name_schema(document: dict[str, Any], name: str, schema: dict[str, Any]) ->
     for part in ("paths", "components"):
         document[part] = replaced(document[part])
     document["components"]["schemas"][name] = schema
-
-
-def _first_sentence(text: str) -> str:
-    return " ".join(text.split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
-
-
-def _add_refusals(operation: dict[str, Any], *kinds: str | type[NNCLRHubError]) -> None:
-    """Add the errors that occur before the route is reached; see `problems.answers`."""
-    known = answers(*kinds)
-    for refusal in map(problem_kind, kinds):
-        new = {**known[refusal.status], "description": HTTPStatus(refusal.status).phrase}
-        answer = operation["responses"].setdefault(str(refusal.status), new)
-        answer["description"] += f"\n- `{refusal.code}`: {refusal.meaning}"
 
 
 def operations(found: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from asgi_correlation_id.context import correlation_id
@@ -25,51 +26,67 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from nnclr_hub import errors
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError
+from nnclr_hub.errors import NNCLRHubError
 from nnclr_hub.workbench.privacy import without_paths
 
 from .telemetry import current
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 PROBLEM = "application/problem+json"
 MAX_CONFLICTS = 1000  # items of one answer
 DISK_FULL = "The disk of the server is full and nothing was written; the operator must free space."
 STORE_FAILED = "The store of the server failed; the reason is in the log of the server."
 
-# HTTP status by class; other classes have that of their nearest ancestor
-STATUS: dict[type[NNCLRHubError], int] = {
-    errors.NNCLRHubError: 500,
-    errors.InvalidRequest: 422,
-    errors.ImageError: 422,
-    errors.UnsupportedImage: 415,
-    errors.ImageTooLarge: 413,
-    errors.ModelError: 503,
-    errors.UnknownModel: 404,
-    errors.StoreError: 500,
-    errors.CollectionNotFound: 404,
-    errors.ItemNotFound: 404,
-    errors.ProbeNotFound: 404,
-    errors.InspectionNotFound: 404,
-    errors.ProbeExists: 409,
-    errors.JobNotFound: 404,
-    errors.RunNotFound: 404,
-    errors.CollectionExists: 409,
-    errors.MetadataConflict: 409,
-    errors.ChangesUnavailable: 410,
-    errors.FingerprintMismatch: 409,
-    errors.StoreReadOnly: 503,
-    errors.OpenedForReading: 403,
-    errors.StoreUnreachable: 503,
-    errors.StoreCorrupt: 503,
-    errors.DiskFull: 507,
-    errors.ServiceError: 500,
-    errors.NotReady: 503,
-    errors.Overloaded: 429,
-    errors.DeadlineExceeded: 504,
-    errors.RequestTooLarge: 413,
-    errors.RequestTooSlow: 408,
-    errors.MissingDependency: 501,
+# the codes of each HTTP status; other classes of the library have the status of their nearest ancestor
+STATUS = {
+    403: "read_only",
+    404: "unknown_model collection_not_found item_not_found probe_not_found inspection_not_found job_not_found "
+    "run_not_found",
+    408: "request_too_slow",
+    409: "collection_exists probe_exists metadata_conflict fingerprint_mismatch",
+    410: "changes_unavailable",
+    413: "image_too_large request_too_large",
+    415: "unsupported_image",
+    422: "invalid_request undecodable_image",
+    429: "overloaded",
+    500: "error store_error service_error",
+    501: "missing_dependency",
+    503: "model_error store_read_only store_unreachable store_corrupt not_ready",
+    504: "deadline_exceeded",
+    507: "disk_full",
 }
+# errors of HTTP itself, which have no class in the library
+HTTP = {
+    "malformed": (400, "The body is not valid JSON or not a valid form, or it is truncated."),
+    "unauthorized": (401, "The API key is missing or wrong."),
+    "forbidden": (403, "The API key has no permission for this request."),
+    "host_not_allowed": (403, "The Host header is not an allowed name of this server."),
+    "origin_not_allowed": (403, "A web page of another origin may not send this request."),
+    "not_found": (404, "This path does not exist."),
+    "method_not_allowed": (405, "The path does not support this method; see the Allow header."),
+    "unsupported_media_type": (415, "The path does not support the media type of the body."),
+    "unsupported_encoding": (415, "The body is compressed; send it uncompressed."),
+    "too_many_wrong_keys": (429, "Too many wrong API keys were sent from this address."),
+    "internal": (500, "The server failed; the reason is in its log."),
+}
+# of every route, because access control and limits come first
+ANYWHERE = (
+    "malformed unauthorized forbidden host_not_allowed origin_not_allowed internal invalid_request "
+    "unsupported_encoding too_many_wrong_keys request_too_large request_too_slow deadline_exceeded overloaded not_ready"
+)
+UNREADABLE = "undecodable_image unsupported_image image_too_large"  # of routes that read images
+
+
+def _classes(base: type[NNCLRHubError]) -> dict[str, type[NNCLRHubError]]:
+    found = {base.code: base}
+    for kind in base.__subclasses__():
+        found = {**_classes(kind), **found}
+    return found
+
+
+CLASSES = _classes(NNCLRHubError)
+_STATUS = {CLASSES[code]: status for status, codes in STATUS.items() for code in codes.split()}
 
 
 @dataclass(frozen=True)
@@ -81,58 +98,44 @@ class ProblemKind:
     meaning: str
 
 
-# errors of HTTP itself, which have no class in the library
-HTTP_KINDS: dict[str, ProblemKind] = {
-    one.code: one
-    for one in (
-        ProblemKind(400, "malformed", "The body is not valid JSON or not a valid form, or it is truncated."),
-        ProblemKind(401, "unauthorized", "The API key is missing or wrong."),
-        ProblemKind(403, "forbidden", "The API key has no permission for this request."),
-        ProblemKind(403, "host_not_allowed", "The Host header is not an allowed name of this server."),
-        ProblemKind(403, "origin_not_allowed", "A web page of another origin may not send this request."),
-        ProblemKind(404, "not_found", "This path does not exist."),
-        ProblemKind(405, "method_not_allowed", "The path does not support this method; see the Allow header."),
-        ProblemKind(415, "unsupported_media_type", "The path does not support the media type of the body."),
-        ProblemKind(415, "unsupported_encoding", "The body is compressed; send it uncompressed."),
-        ProblemKind(429, "too_many_wrong_keys", "Too many wrong API keys were sent from this address."),
-        ProblemKind(500, "internal", "The server failed; the reason is in its log."),
-    )
-}
-_HTTP_CODES = {one.status: code for code, one in reversed(HTTP_KINDS.items())}
-# of every route, because access control and limits come first
-ANYWHERE: tuple[str | type[NNCLRHubError], ...] = (
-    "malformed",
-    "unauthorized",
-    "forbidden",
-    "host_not_allowed",
-    "origin_not_allowed",
-    "internal",
-    InvalidRequest,
-    "unsupported_encoding",
-    "too_many_wrong_keys",
-    errors.RequestTooLarge,
-    errors.RequestTooSlow,
-    errors.DeadlineExceeded,
-    errors.Overloaded,
-    errors.NotReady,
-)
+@cache
+def problem_kind(kind: str | type[NNCLRHubError]) -> ProblemKind:
+    """Return the kind of a code, or of an error class.
 
-
-UNREADABLE = (errors.ImageError, errors.UnsupportedImage, errors.ImageTooLarge)  # of routes that read images
+    Raises:
+        KeyError: nothing has this code.
+    """
+    if isinstance(kind, str) and kind in HTTP:
+        return ProblemKind(HTTP[kind][0], kind, HTTP[kind][1])
+    found = CLASSES[kind] if isinstance(kind, str) else kind
+    status = next(_STATUS[one] for one in found.__mro__ if one in _STATUS)
+    sentence = (found.__doc__ or "").split("\n")[0].removeprefix("Raised when ")
+    return ProblemKind(status, found.code, sentence[:1].upper() + sentence[1:])
 
 
 class Refused(NNCLRHubError):
-    """Raised for an error of HTTP itself.
+    """Raised for an error that has no class in the library.
 
     Args:
-        code: of HTTP_KINDS.
+        code: of HTTP, or of a class.
         headers: additional headers of the response.
+        status: of the response; None: that of the code.
+        items: errors of single parts of the request.
     """
 
-    def __init__(self, code: str, detail: str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        status: int | None = None,
+        items: list[dict[str, Any]] | None = None,
+    ) -> None:
         super().__init__(detail)
         self.code = code  # type: ignore[misc]
-        self.headers = headers or {}
+        self.headers, self.items = headers or {}, items
+        self.status = status or problem_kind(code).status
 
 
 class InvalidInput(NNCLRHubError):
@@ -146,35 +149,26 @@ class InvalidInput(NNCLRHubError):
 
 def status_of(error: NNCLRHubError) -> int:
     """Return the HTTP status of an error."""
-    return problem_kind(error.code if isinstance(error, Refused) else type(error)).status
+    return error.status if isinstance(error, Refused) else problem_kind(type(error)).status
 
 
-def problem_kind(kind: str | type[NNCLRHubError]) -> ProblemKind:
-    """Return the entry for a code of HTTP_KINDS, or for an error class."""
-    if isinstance(kind, str):
-        return HTTP_KINDS[kind]
-    status = next(STATUS[one] for one in kind.__mro__ if one in STATUS)
-    sentence = (kind.__doc__ or "").split("\n")[0].removeprefix("Raised when ")
-    return ProblemKind(status, kind.code, sentence[:1].upper() + sentence[1:])
-
-
-def answers(*kinds: str | type[NNCLRHubError], openai: bool = False) -> dict[int | str, dict[str, Any]]:
+def describe_errors(codes: str, *, openai: bool = False) -> dict[int | str, dict[str, Any]]:
     """Describe the error responses of a route for OpenAPI: the given ones, and those of every route.
 
     Args:
-        kinds: codes of HTTP_KINDS, or error classes.
+        codes: separated by spaces.
         openai: whether the route is under /v1, with the error envelope of OpenAI.
     """
     by_status: dict[int, list[ProblemKind]] = {}
-    for refusal in dict.fromkeys(problem_kind(kind) for kind in (*ANYWHERE, *kinds)):
-        status = 400 if openai and refusal.status in (415, 422) else refusal.status
-        by_status.setdefault(status, []).append(refusal)
+    for code in dict.fromkeys(f"{ANYWHERE} {codes}".split()):
+        kind = problem_kind(code)
+        by_status.setdefault(400 if openai and kind.status in (415, 422) else kind.status, []).append(kind)
     schema = {"$ref": f"#/components/schemas/{'OpenAIError' if openai else 'Problem'}"}
     content = {"application/json" if openai else PROBLEM: {"schema": schema}}
     found: dict[int | str, dict[str, Any]] = {}
-    for status, refusals in sorted(by_status.items()):
-        codes = "\n".join(f"- `{one.code}`: {one.meaning}" for one in refusals)
-        found[status] = {"description": f"{HTTPStatus(status).phrase}\n\n{codes}", "content": content}
+    for status, kinds in sorted(by_status.items()):
+        listed = "\n".join(f"- `{one.code}`: {one.meaning}" for one in kinds)
+        found[status] = {"description": f"{HTTPStatus(status).phrase}\n\n{listed}", "content": content}
     found[429]["headers"] = {"Retry-After": {"description": "seconds to wait", "schema": {"type": "integer"}}}
     return found
 
@@ -228,12 +222,50 @@ def error_response(path: str, error: NNCLRHubError) -> JSONResponse:
     if isinstance(error, errors.StoreError) and status >= 500:
         log.error("%s: %s", path, text)  # the message may name files, and only the operator can act on it
         text = DISK_FULL if isinstance(error, errors.DiskFull) else STORE_FAILED
-    headers = error.headers if isinstance(error, Refused) else None
+    headers, items = (error.headers, error.items) if isinstance(error, Refused) else (None, None)
     if isinstance(error, errors.Overloaded):
         headers = {"Retry-After": str(max(1, round(error.retry_after)))}
-    conflicts = error.conflicts if isinstance(error, errors.MetadataConflict) else {}
-    items = [{"id": id, "metadata": values} for id, values in islice(conflicts.items(), MAX_CONFLICTS)]
+    if isinstance(error, errors.MetadataConflict):
+        items = [{"id": id, "metadata": values} for id, values in islice(error.conflicts.items(), MAX_CONFLICTS)]
     return problem(path, status, error.code, without_paths(text), items=items, headers=headers, param=param)
+
+
+def outcomes(
+    results: Sequence[T | NNCLRHubError],
+    about: Sequence[dict[str, Any]],
+    value: Callable[[T], dict[str, Any]],
+    what: str,
+    *,
+    code: str = "",
+    all_needed: bool = False,
+) -> list[dict[str, Any]]:
+    """Return one entry for each part of a request: its value, or its error.
+
+    Args:
+        results: of the parts.
+        about: further fields of each entry.
+        value: returns the fields of a result.
+        what: happened to the parts, for the message.
+        code: of the refusal; "": that of the first error.
+        all_needed: whether one error is enough to refuse the request.
+
+    Raises:
+        Refused: no part has a value.
+    """
+    entries: list[dict[str, Any]] = []
+    broken: list[dict[str, Any]] = []
+    for index, (result, own) in enumerate(zip(results, about, strict=True)):
+        entry = {"index": index, **own}
+        if isinstance(result, NNCLRHubError):
+            error = {"code": result.code, "detail": without_paths(str(result))}
+            broken.append({**entry, **error})
+            entries.append({**entry, "error": error})
+        else:
+            entries.append({**entry, **value(result)})
+    if broken and (all_needed or len(broken) == len(entries)):
+        detail = f"{len(broken)} of {len(entries)} {what}; first error: {broken[0]['detail']}"
+        raise Refused(code or str(broken[0]["code"]), detail, status=422, items=broken)
+    return entries
 
 
 def install(app: FastAPI) -> None:
@@ -271,7 +303,7 @@ def install(app: FastAPI) -> None:
             template = getattr(request.scope.get("route"), "path", None)
             methods = request.app.openapi()["paths"].get(template, {})
             headers |= {"Allow": ", ".join(sorted(map(str.upper, methods)))} if methods else {}
-        code = _HTTP_CODES.get(error.status_code, "http_error")
+        code = next((code for code, (status, _) in HTTP.items() if status == error.status_code), "http_error")
         return problem(request.url.path, error.status_code, code, detail, headers=headers)
 
     @app.exception_handler(ClientDisconnect)
@@ -282,7 +314,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return problem(request.url.path, 500, "internal", HTTP_KINDS["internal"].meaning)
+        return problem(request.url.path, 500, "internal", HTTP["internal"][1])
 
     @app.exception_handler(ImportError)
     async def of_import(request: Request, error: ImportError) -> JSONResponse:

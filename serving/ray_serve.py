@@ -24,13 +24,16 @@ from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, Metric
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nnclr_hub.errors import InvalidRequest, MissingDependency, NotReady, ServerUnreachable
+from nnclr_hub.errors import InvalidRequest, MissingDependency, NotReady, Overloaded, ServerUnreachable
 from nnclr_hub.hub.sources import absolute
 from nnclr_hub.store import open_store
 
-from . import ray_proxy
 from .api import opened_app
+from .problems import problem
 from .run import GRACE_S, KEEP_ALIVE_S, prepare_process
 from .settings import Settings
 
@@ -41,6 +44,10 @@ CHECK_S = 5.0  # between health checks; Ray replaces a replica that fails three 
 POLL_S = 0.1
 CONNECT_S = 10.0
 CLOSE_STREAMS_S = 5.0
+RAY_PATHS = "/-/"  # the proxy's own health routes
+FULL = (429, Overloaded.code, "All replicas are overloaded; try again in a moment.")
+NONE = (503, NotReady.code, "No replica is available; try again in a moment.")
+LOST = (503, ServerUnreachable.code, "The replica that processed this request ended; repeat the request.")
 
 
 # ------------------------------------------------------------------------------ one replica
@@ -99,6 +106,68 @@ class LabeledRegistry(CollectorRegistry):
         for family in self._registry.collect():
             family.samples = [one._replace(labels={**one.labels, **self._label}) for one in family.samples]
             yield family
+
+
+# ------------------------------------------------------------------------------ the proxy
+
+
+def middlewares() -> list[Middleware]:
+    """Return the middleware of Ray's proxy. RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH names this function."""
+    return [Middleware(ProxyResponses)]
+
+
+class ProxyResponses:
+    """The layer around Ray's proxy: errors in the server's error format and with Retry-After.
+
+    When a replica dies, Ray's proxy answers its requests with a bare 500. Nothing is wrong with those requests, so the
+    response tells clients to repeat them. Responses of replicas pass unchanged.
+
+    The HTTP parser of Ray's proxy would read the body of a request with `Upgrade` as the next request. Such a request
+    is refused, and its connection is closed.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"].startswith(RAY_PATHS):
+            await self._app(scope, receive, send)
+            return
+        if "upgrade" in Headers(scope=scope):
+            detail = "Upgrade is not supported here; repeat the request without this header."
+            error = problem(scope["path"], 400, InvalidRequest.code, detail, headers={"Connection": "close"})
+            await error(scope, receive, send)
+            return
+        response = _Response(send)
+        await self._app(scope, receive, response)
+        if not response.from_replica:
+            status, code, detail = response.replacement
+            error = problem(scope["path"], status, code, detail, headers={"Retry-After": "1"})
+            await error(scope, receive, send)
+
+
+class _Response:
+    """A `send` that passes the response of a replica, and withholds the proxy's own.
+
+    replacement: status, code and detail to send in place of the proxy's own response.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.from_replica = False
+        self.replacement = LOST
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            self.from_replica = "server-timing" in headers  # `RequestLog` adds it to every response of a replica
+            if not self.from_replica:
+                self.replacement = FULL if message["status"] == 429 else NONE
+            ids = headers.getlist("x-request-id")  # one of the replica and one of the proxy
+            if len(ids) > 1:
+                headers["x-request-id"] = ids[0]
+        if self.from_replica:
+            await self._send(message)
 
 
 # ------------------------------------------------------------------------------ all replicas
@@ -199,7 +268,7 @@ def _ray() -> Any:
 def _cluster(ray: Any, settings: Settings, replicas: int, address: str | None) -> Iterator[None]:
     """Connect to the cluster, and set the environment of its proxies."""
     environment = {
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{ray_proxy.__name__}.{ray_proxy.middlewares.__name__}",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": f"{__name__}.{middlewares.__name__}",
         "FORWARDED_ALLOW_IPS": ",".join(settings.trusted_proxies),
     }
     own = {} if address else {"num_cpus": max(os.cpu_count() or 1, replicas), "include_dashboard": False}

@@ -2,10 +2,9 @@
 
 import asyncio
 
+from serving.access import AccessControl, AccessRules
 from serving.limits import RequestLimits
 from serving.routes import ROUTERS
-from serving.security.access import AccessRules
-from serving.security.access_control import AccessControl
 from serving.settings import Settings
 
 READER, WRITER = "reader-0123456789abcdef", "writer-0123456789abcdef"

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from training.data.batches import Batches, Views
+from training.data.batches import Batches, Order, Views
 from training.data.image_pack import ImagePack, PackedPixels
-from training.data.order import Order
 
 CPU = torch.device("cpu")
 

@@ -8,9 +8,8 @@
 
 Tensors on the CPU are real. A training step therefore runs as on a GPU, without results. A tensor on the wrong device
 is an error, and so is reading a value, which would make a real GPU wait. A copy to the device that makes the program
-wait is recorded. Streams are simulated, too: the use of a tensor that another stream made, and has not handed over, is
-recorded in gpu.races. While gpu.recording() is active, every use of a tensor of the CPU is an error, as it is while a
-CUDA graph is recorded. The backward pass is skipped, because torch needs a driver for it: every parameter that the loss
+wait is recorded. While gpu.recording() is active, every use of a tensor of the CPU is an error, as it is while a CUDA
+graph is recorded. The backward pass is skipped, because torch needs a driver for it: every parameter that the loss
 depends on gets a gradient of its shape.
 """
 
@@ -31,18 +30,12 @@ COPIES = ("aten._to_copy.default", "aten.copy_.default")
 
 
 class PretendedGPU(TorchDispatchMode):
-    """See above. `waits` has a line "file:line" for each copy to the device that would make the program wait.
-
-    races: such a line for each use of a tensor by the default stream before it was handed over.
-    """
+    """See above. `waits` has a line "file:line" for each copy to the device that would make the program wait."""
 
     def __init__(self) -> None:
         super().__init__()
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.waits: list[str] = []
-        self.races: list[str] = []
-        self._side: Stream | None = None  # the current stream, if it is not the default one
-        self._private: set[int] = set()  # memory of tensors that another stream made
         self._recording = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None) -> Any:
@@ -57,14 +50,7 @@ class PretendedGPU(TorchDispatchMode):
             raise RuntimeError(f"a tensor of the CPU in a recorded step: {_place()}")
         if str(func) in COPIES and not all(there) and not self._waits_not(func, args, kwargs):
             self.waits.append(_place())
-        on_device = [one for one, is_there in zip(tensors, there, strict=True) if is_there]
-        reads = func.namespace == "aten" and not func.is_view  # prim.device reads nothing
-        if self._side is None and reads and any(_memory(one) in self._private for one in on_device):
-            self.races.append(_place())
-        made = func(*args, **kwargs)
-        own = {_memory(one) for one in tree_leaves(made) if isinstance(one, Tensor)} - {*map(_memory, tensors)}
-        self._private = self._private - own if self._side is None else self._private | own
-        return made
+        return func(*args, **kwargs)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -90,50 +76,16 @@ class PretendedGPU(TorchDispatchMode):
     def __enter__(self) -> "PretendedGPU":
         self._fake.__enter__()  # below this one; torch needs no driver while it is active
         self._backward, Tensor.backward = Tensor.backward, _leave_gradients  # type: ignore[method-assign]
-        self._replaced = [(torch.cuda, "Stream", Stream), (torch.cuda, "stream", self._use)]
-        self._replaced += [(torch.cuda, "current_stream", lambda device: self._side or Stream(device))]
-        self._replaced += [(Tensor, "record_stream", lambda tensor, stream: self._record(tensor, stream))]
-        for number, (place, name, new) in enumerate(self._replaced):
-            self._replaced[number] = (place, name, getattr(place, name))
-            setattr(place, name, new)
         return super().__enter__()
-
-    @contextmanager
-    def _use(self, stream: "Stream") -> Iterator[None]:
-        self._side = stream
-        try:
-            yield
-        finally:
-            self._side = None
-
-    def _record(self, tensor: Tensor, stream: "Stream") -> None:
-        if stream.waited:
-            self._private.discard(_memory(tensor))
 
     def __exit__(self, *error) -> None:
         super().__exit__(*error)
-        for place, name, old in self._replaced:
-            setattr(place, name, old)
         Tensor.backward = self._backward  # type: ignore[method-assign]
         self._fake.__exit__(*error)
 
     @staticmethod
     def _waits_not(func, args, kwargs) -> bool:
         return bool(kwargs.get("non_blocking") or (str(func) == COPIES[1] and len(args) > 2 and args[2]))
-
-
-class Stream:
-    """A simulated stream."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.waited = device, False
-
-    def wait_stream(self, other: "Stream") -> None:
-        self.waited = True
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
 
 
 def _leave_gradients(loss: Tensor) -> None:

@@ -82,7 +82,7 @@ def one_step(case: str, ranks: Ranks) -> dict[str, torch.Tensor]:
 
 class Unreadable(Callback):
     def on_start(self, run):
-        run.batches.unreadable.update({1: "met by all", 10 + run.ranks.rank: "met by one"})
+        run.batches.pixels.unreadable.update({1: "met by all", 10 + run.ranks.rank: "met by one"})
 
 
 def short_run(data: Path, out: Path) -> None:

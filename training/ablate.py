@@ -24,9 +24,9 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
-from .data.datasets import ImageFiles, evaluation_sets, training_files
+from .data.image_index import training_files
 from .data.named_sets import find_data
-from .evaluation import table_set
+from .evals.task import Part, evaluation_sets, table_set
 from .pretrain import pretrain
 from .recipes import Recipe
 from .report import write_report
@@ -115,7 +115,7 @@ def for_data(
     data: Sequence[str | Path],
     device: str | None,
     console: Console,
-    labeled: ImageFiles | None = None,
+    labeled: Part | None = None,
 ) -> Recipe:
     """Apply `auto`, and limit queue and batch to the number of images, so that rows differ only as they state.
 
@@ -138,7 +138,6 @@ def for_data(
 def _check_data(
     recipes: Sequence[Recipe], data: Sequence[str | Path], labels: LabelTable | Path | None, console: Console
 ) -> None:
-    """Check the data before the first row for everything that would stop a later row."""
     folders = find_data(data, console)
     if any(recipe.pick == "oracle" for recipe in recipes):
         require_labels(training_files(folders).labels)

@@ -70,11 +70,7 @@ def state_of(run: Run, origin: Origin, monitor: Monitor, references: dict[str, A
 
 
 def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
-    """Write FOLDER/checkpoint.pt.
-
-    Raises:
-        CheckpointError: the disk is full or rejects the write; an older checkpoint is still intact.
-    """
+    """Write FOLDER/checkpoint.pt."""
     half = folder / (CHECKPOINT + ".part")
     try:
         with half.open("wb") as file:
@@ -92,11 +88,7 @@ def save_checkpoint(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(folder: Path) -> dict[str, Any] | None:
-    """Return the state passed to `save_checkpoint`, with tensors on the CPU, or None without a checkpoint.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """Return the state passed to `save_checkpoint`, with tensors on the CPU, or None without a checkpoint."""
     path = folder / CHECKPOINT
     if not path.exists():
         return None
@@ -113,11 +105,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any] | None:
 
 
 def check_parts(saved: Mapping[str, Any], out: Path) -> None:
-    """Reject a checkpoint that lacks parts or settings, because another version wrote it.
-
-    Raises:
-        CheckpointError: it does.
-    """
+    """Reject a checkpoint that lacks parts or settings, because another version wrote it."""
     if not saved.keys() >= PARTS or not saved["settings"].keys() >= {name for name, _, _ in Recipe.settings()}:
         raise CheckpointError(
             f"The checkpoint in {out} was written by another version of nnclr_hub, which has other settings. Resume it "
@@ -133,11 +121,7 @@ def check_same_run(
     out: Path,
     teacher: FeatureSource | None = None,
 ) -> None:
-    """Reject a checkpoint that belongs to a different run.
-
-    Raises:
-        CheckpointError: lists the differences.
-    """
+    """Reject a checkpoint that belongs to a different run."""
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
     before = json.loads(json.dumps(saved["settings"]))
     done = saved["step"] / saved["steps_per_epoch"]

@@ -2,19 +2,27 @@
 
 torchrun starts the processes (`nnclr pretrain --gpus N` starts torchrun), or Slurm's srun does. torch's
 DistributedDataParallel averages their gradients, and with `GatherRanks` each process contrasts with the predictions of
-all.
+all. On several machines start torchrun there yourself, with the same program and no --gpus:
+
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+        -m nnclr_hub.cli pretrain resnet50_imagenet --data IMAGENET --out RUN
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import signal
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
+from pathlib import Path
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -24,6 +32,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.device import find_device
 from nnclr_hub.errors import InvalidRequest, TrainingError
 from nnclr_hub.method import Gather, GatherRanks, Learner
@@ -31,6 +40,7 @@ from nnclr_hub.method import Gather, GatherRanks, Learner
 T = TypeVar("T")
 WAIT = timedelta(hours=4)  # the other ranks wait while rank 0 decodes, evaluates and saves
 SEARCH = 10.0  # seconds for the ranks to report a failure; torchrun ends them 30 s after the first of them has ended
+INTERRUPTED = 130
 NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # of errors of gloo, which have no class
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "Timed out waiting", "monitoredBarrier")
@@ -110,11 +120,7 @@ class Ranks:
         return found[0]
 
     def require_equal(self, **values: object) -> None:
-        """Check that all ranks have the same values.
-
-        Raises:
-            InvalidRequest: names the value that differs; on several machines a folder may not be shared.
-        """
+        """Check that all ranks have the same values."""
         if self.world == 1:
             return
         everywhere: list[Any] = [None] * self.world
@@ -176,10 +182,6 @@ def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
     Args:
         device: "cpu", "cuda" or "cuda:1"; default the GPU if there is one, a separate GPU for each rank.
         minutes: after which an operation of all ranks fails because one of them does not take part.
-
-    Raises:
-        InvalidRequest: another launcher started the processes, and variables are missing.
-        TrainingError: the other ranks cannot be reached any more; see `Ranks.losses_named`.
     """
     chosen = str(find_device(device))
     if ":" in chosen:  # else pinned memory, among others, would take memory of the first GPU
@@ -229,11 +231,7 @@ def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
 
 
 def _own_gpu(local_rank: int) -> int:
-    """Return the GPU of a process; Slurm may show each process its own GPU alone.
-
-    Raises:
-        InvalidRequest: more processes than GPUs on this machine.
-    """
+    """Return the GPU of a process; Slurm may show each process its own GPU alone."""
     count = torch.cuda.device_count()
     if count > 1 and local_rank >= count:
         raise InvalidRequest(f"This machine has {count} GPUs, and a process number {local_rank + 1}; start fewer.")
@@ -340,3 +338,69 @@ class _Synchronized(_BatchNorm):
             if isinstance(getattr(self, layer, None), nn.Module):
                 out = getattr(self, layer)(out)
         return out
+
+
+# ------------------------------------------------------------------------------ nnclr pretrain --gpus N
+
+
+def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
+    """Run `nnclr ARGUMENTS` in several processes on this machine and return the exit code.
+
+    Args:
+        processes: number of processes; with GPUs, one per GPU.
+        arguments: of the command line, without --gpus.
+        device: as given on the command line; "cpu" needs no GPUs.
+
+    Raises:
+        InvalidRequest: more processes than there are GPUs.
+    """
+    available = torch.cuda.device_count()
+    if device not in (None, "cpu", "cuda"):
+        raise InvalidRequest(f"--gpus {processes} assigns one GPU to each process; leave --device {device} out.")
+    if device != "cpu" and processes > available:
+        raise InvalidRequest(
+            f"--gpus must be at most {available}, the number of GPUs on this machine; got {processes}. "
+            "Use --device cpu to run several processes without GPUs."
+        )
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    # otherwise each process would use all cores, and torchrun would print a warning
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // processes)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # gloo's and NCCL's errors become a sentence
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=f"nnclr-{os.getpid()}",
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+    )
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes print their own errors
+    before = signal.signal(signal.SIGUSR1, _forward)
+    try:
+        elastic_launch(config, sys.executable)("-m", "nnclr_hub.cli", *arguments)
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode < 0:
+            raise TrainingError(
+                f"Process {rank} was killed by {signal.Signals(-failure.exitcode).name}, often for lack of memory. Set "
+                "a smaller batch_size, then continue with --resume."
+            ) from error
+        return int(failure.exitcode)
+    except SignalException:  # the processes have received it too, and have saved
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return 0
+
+
+def _forward(number: int, frame: FrameType | None) -> None:
+    """Send a signal to the processes of the run; Slurm sends SIGUSR1 to this process alone."""
+    for children in Path("/proc/self/task").glob("*/children"):
+        for process in children.read_text().split():
+            if b"nnclr_hub.cli" in Path(f"/proc/{process}/cmdline").read_bytes():
+                os.kill(int(process), number)

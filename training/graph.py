@@ -218,7 +218,6 @@ class StepGraph:
             self.recorder.reset()
 
     def _start(self, views: tuple[View, ...], batch: int) -> None:
-        """Free the graph of other views, and prepare the inputs of these."""
         self._result, self._steps, self._views = None, 0, views
         self._run.optimizer.zero_grad(set_to_none=True)
         self.recorder.reset()

@@ -198,11 +198,7 @@ def read_neighbors(run: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file; empty without the file. An incomplete last line is ignored.
-
-    Raises:
-        InvalidRequest: a line that is not valid JSON, with its number.
-    """
+    """Return the objects of a JSON-lines file; empty without the file. An incomplete last line is ignored."""
     if not path.exists():
         return []
     found = []

@@ -59,7 +59,6 @@ def _backbone(backbone: nn.Module, weight_decay: float, layer_decay: float) -> G
 
 
 def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
-    """Group parameters: matrices and kernels decay, vectors do not."""
     trained = [p for p in parameters if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},

@@ -73,11 +73,7 @@ def with_parts(
     objective: Objective | None,
     augmentation: tuple[View, View] | None,
 ) -> Recipe:
-    """Return the recipe with a caller's own parts, each registered under its name.
-
-    Raises:
-        InvalidRequest: a part without a name, or with that of a built-in one.
-    """
+    """Return the recipe with a caller's own parts, each registered under its name."""
     given: dict[str, tuple[dict[str, Any], Any]] = {
         "learner": (LEARNERS, learner),
         "support_set": (SUPPORT_SETS, support_set),

@@ -30,20 +30,19 @@ from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
-from .assemble import build_learner, place_learner
 from .callbacks import CALLBACKS, Callback, Callbacks
 from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint, restore
-from .data.datasets import EvaluationSet, has_labels
+from .data.image_index import has_labels
 from .data.views import View
 from .distributed import Ranks, joined
-from .evaluation import table_set
-from .initial_encoder import find_initial_encoder, load_initial_encoder
+from .evals.task import Task, table_set
 from .interrupt import requeue_job, requeue_signal, stop_signals
 from .monitor import stop_if_diverged
+from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
 from .optimization import Schedule, make_optimizer
 from .plugins import load_plugins, with_parts
 from .recipes import Recipe, find_recipe
-from .recipes.settings import FIT, assignments
+from .recipes.recipe import FIT, assignments
 from .recorder import Recorder
 from .run import Origin, Run, claim, disk_errors
 from .setup import Setup
@@ -84,7 +83,7 @@ class _Request:
     out: Path
     resume: bool
     init: str | None
-    table: EvaluationSet | None
+    table: Task | None
     minutes: float | None
     until: float | None
     terms: str | None

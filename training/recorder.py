@@ -29,9 +29,9 @@ from .callbacks import Callback
 from .checkpoint import save_checkpoint, state_of
 from .data.augment import make_views
 from .data.batches import Batches
-from .data.datasets import EvaluationSet
 from .data.views import View
-from .evaluation import Evaluation, exact_inference
+from .evals.task import Task
+from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
 from .monitor import NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors
 from .report import write_report
 from .run import Origin, Run, export_encoder, keep_milestone, write_run_json
@@ -58,7 +58,7 @@ class Recorder:
         run: Run,
         origin: Origin,
         callbacks: Callback,
-        sets: Sequence[EvaluationSet],
+        sets: Sequence[Task],
         saved: Mapping[str, Any] | None,
         console: Console,
     ) -> None:
@@ -68,7 +68,8 @@ class Recorder:
         self._lineage = origin.lineage() if ranks.first else {}
         self._chance = run.learner.chance_loss(recipe.batch_size // recipe.accumulate)
         self._monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
-        self._evaluation = Evaluation(sets, recipe, ranks, console)
+        preprocessing, most = recipe.preprocessing, recipe.eval_images
+        self._sets = [LabeledSet(one, preprocessing, most, console, ranks) for one in sets]
         before = saved.get("references") if saved else None
         labeled = sets if ranks.first else ()
         self._references = References(labeled, recipe.preprocessing.reading, recipe.in_chans, before, console)
@@ -76,7 +77,7 @@ class Recorder:
     def start(self) -> None:
         """Score what the run is compared with, and the encoder that it starts from as the start of its curve."""
         run, init = self._run, self._origin.init
-        run.tested = self._evaluation.tested
+        run.tested = {one.name: one.tested for one in self._sets}
         if run.ranks.first:
             self.write_run()
             known = run.step == 0 or init is not None  # the first step changes the untrained network
@@ -98,7 +99,7 @@ class Recorder:
                     return parent
             except ModelError as error:
                 self._console.print(f"note: {init} is scored in this run: {error}", highlight=False)
-        return self._evaluation.encoder(run)
+        return encoder_of(run)
 
     def add(self, result: StepResult) -> None:
         """Count a step."""
@@ -109,11 +110,11 @@ class Recorder:
         run, ranks = self._run, self._run.ranks
         self._monitor.collect()
         z = ranks.gather(result.z1)
-        facts = [peak_memory_mb(ranks.where), len(run.batches.unreadable)]
+        facts = [peak_memory_mb(ranks.where), len(run.batches.pixels.unreadable)]
         of_ranks = ranks.gather(torch.tensor([facts], dtype=torch.float64, device=ranks.where))
         peak, unreadable = of_ranks[:, 0].max().item(), 0
         if of_ranks[:, 1].any():  # several ranks may have met the same image
-            unreadable = len(set().union(*ranks.collect(set(run.batches.unreadable)) or ()))
+            unreadable = len(set().union(*ranks.collect(set(run.batches.pixels.unreadable)) or ()))
         extra = {**self._chance, "peak_memory_mb": peak, **({"unreadable": unreadable} if unreadable else {})}
         line = self._monitor.log(run.step, run.epoch, lr=result.lr, rankme=rankme(z) if ranks.first else 0.0, **extra)
         if not ranks.first:
@@ -128,7 +129,7 @@ class Recorder:
     def evaluate(self) -> None:
         """Score the encoder on the labeled images, if there are any. Each rank computes features of its share."""
         run = self._run
-        scores = self._evaluation.scores(run)
+        scores = scores_of(self._sets, encoder_of(run)) if self._sets else {}
         if run.ranks.first:
             run.scores.update(scores)
             line = self._monitor.record(run.step, run.epoch, run.scores)
@@ -167,7 +168,7 @@ class Recorder:
         if not run.ranks.first:
             return
         with exact_inference():
-            self._references.score(RUN, self._evaluation.encoder(run))
+            self._references.score(RUN, encoder_of(run))
         run.verdict = judge(self._references, self._origin.init, run.recipe, self._monitor.lines, run.steps)
         self.write_run()
         self._export()
@@ -180,7 +181,8 @@ class Recorder:
         run, about = self._run, dict(self._lineage)
         if run.scores:
             about["metrics"] = {key: round(value, 4) for key, value in run.scores.items()}
-            about |= {"measured_on": self._evaluation.images, "splits": self._evaluation.splits}
+            about["measured_on"] = {one.name: one.images for one in self._sets}
+            about["splits"] = {one.name: one.split for one in self._sets}
             if (scored := self._monitor.last_scored(run.scores)) is not None:  # a stopped run is saved without scores
                 about["measured_at_step"] = scored
         export_encoder(run, about)

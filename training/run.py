@@ -166,12 +166,7 @@ def commit_of_code() -> str | None:
 
 
 def claim(out: Path, resume: bool, ranks: Ranks, console: Console) -> None:
-    """Check that the run folder is usable before any long work starts.
-
-    Raises:
-        RunExists: the folder holds a run, or other files.
-        NoRoom: the folder is not writable.
-    """
+    """Check that the run folder is usable before any long work starts."""
     if out.is_file():
         raise NoRoom(f"--out {out} is a file; name a folder for the run.")
     held = sorted(path.name for path in out.iterdir()) if out.is_dir() else []
@@ -193,12 +188,7 @@ def claim(out: Path, resume: bool, ranks: Ranks, console: Console) -> None:
 
 @contextmanager
 def disk_errors(out: Path) -> Iterator[None]:
-    """Turn errors of a full or read-only disk into a NoRoom error; the last checkpoint stays intact.
-
-    Raises:
-        NoRoom: with the cause.
-        ImageError: a file outside the run folder has gone.
-    """
+    """Turn errors of a full or read-only disk into a NoRoom error; the last checkpoint stays intact."""
     try:
         yield
     except OSError as error:

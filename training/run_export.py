@@ -27,10 +27,10 @@ from nnclr_hub.publish.export import encoder_of, export_run, require_free
 from nnclr_hub.terminal import PlainConsole
 
 from .checkpoint import load_checkpoint
-from .data.datasets import evaluation_sets
 from .data.named_sets import find_data
 from .evals.frozen import knn
-from .evaluation import LabeledSet, exact_inference, labeled_sets, scores_of
+from .evals.task import evaluation_sets
+from .evaluation import LabeledSet, scores_of
 from .recipes import Recipe
 from .run import CHECKPOINT
 
@@ -107,7 +107,8 @@ def export(
             source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, graph=False, **parts
         )
         most = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))
-        measured, digests, sets = _measure(written, data, most, device, console)
+        measured, sets = _measure(written, data, most, device, console)
+        digests = {one.name: one.images for one in sets}
         metrics, checks = _compare(about, measured, digests, {one.name: one.tested for one in sets})
         about |= {"metrics": metrics, "rechecked": checks}
         if measured:
@@ -131,7 +132,6 @@ def export(
 def _select_parts(
     run: Path, source: Path, encoder: str | None, *, support_set: bool
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the provenance of the model folder, and the tensors that `export_run` takes from the checkpoint."""
     about = dict(read_config(source).nnclr)
     parts: dict[str, Any] = {}
     if encoder is not None and encoder != about.get("encoder", ONLINE):
@@ -144,7 +144,6 @@ def _select_parts(
 
 
 def _other_network(run: Path, encoder: str) -> dict[str, Any]:
-    """Return weights and heads of the network that the run did not export."""
     if encoder not in PLACES:
         raise InvalidRequest(f"encoder must be one of {', '.join(PLACES)}; got {encoder!r}.")
     learner = _learner(run, f"its {encoder} weights")
@@ -185,25 +184,19 @@ def _settings(run: Path) -> dict[str, Any]:
 
 def _measure(
     folder: Path, data: Sequence[str | Path], most: int, device: str | None, console: Console
-) -> tuple[dict[str, float], dict[str, str], list[LabeledSet]]:
-    """Measure 20-NN on each labeled set.
-
-    Returns:
-        {"knn20/NAME": accuracy}, {"NAME": digest of its images} and the sets.
-    """
+) -> tuple[dict[str, float], list[LabeledSet]]:
+    """Measure 20-NN on each labeled set; return {"knn20/NAME": accuracy} and the sets."""
     if not data:
-        return {}, {}, []
+        return {}, []
     encoder = load_encoder(folder, device=device, backend="torch")
     found = evaluation_sets(find_data(data, console))
-    sets, digests = labeled_sets(found, encoder.transform.preprocessing, most, console)
+    sets = [LabeledSet(one, encoder.transform.preprocessing, most, console) for one in found]
     if not sets:
         raise InvalidRequest(
             f"{', '.join(map(str, data))} has no labeled images to measure on; provide a folder with one folder per "
             "class, or with such folders in train/ and val/ or test/."
         )
-    with exact_inference():
-        values = {name: round(value, 4) for name, value in scores_of(sets, encoder, [knn]).items()}
-    return values, digests, sets
+    return {name: round(value, 4) for name, value in scores_of(sets, encoder, [knn]).items()}, sets
 
 
 def _compare(

@@ -24,21 +24,19 @@ from nnclr_hub.method import METHODS
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 
-from .assemble import Tables, check_network, choose_precision
 from .checkpoint import SHORTENED, choices_of, sizes_of
-from .cpu import keep_freed_memory, use_few_threads
-from .data.batches import BATCHES, Batches, PixelSource, channel_statistics
-from .data.crop_boxes import enlarged_share
-from .data.datasets import EvaluationSet, evaluation_sets, join_parts, metadata_numbers, sampled_sizes, training_files
-from .data.image_index import ImageIndex
+from .cpu import choose_precision, keep_freed_memory, use_few_threads
+from .data.batches import BATCHES, WINDOW_BYTES, Batches, Order, PixelSource, channel_statistics
+from .data.cutting import enlarged_share
+from .data.image_index import ImageIndex, metadata_numbers, sampled_sizes, training_files
 from .data.image_pack import ImagePack, PackedPixels, build_pack, pack_bytes, stored_sizes
 from .data.named_sets import find_data
-from .data.order import WINDOW_BYTES, Order
 from .data.originals import Originals, steps_ahead
 from .distributed import Ranks
-from .initial_encoder import InitialEncoder, adopt
+from .evals.task import Task, evaluation_sets, join_parts
+from .network import InitialEncoder, Tables, adopt, check_network
 from .recipes import Recipe
-from .recipes.settings import FIT
+from .recipes.recipe import FIT
 from .situation import chosen_by_auto
 
 MOST_PACKED = 20_000_000_000  # bytes of a pack that cut_from=auto makes
@@ -63,7 +61,7 @@ class Setup:
 
     recipe: Recipe
     folders: list[Path | str]
-    sets: list[EvaluationSet]
+    sets: list[Task]
     files: ImageIndex
     batches: Batches
     start: InitialEncoder | None
@@ -81,7 +79,7 @@ class Setup:
         start: InitialEncoder | None = None,
         saved: Mapping[str, Any] | None = None,
         minutes: float | None = None,
-        table: EvaluationSet | None = None,
+        table: Task | None = None,
         choose_start: bool = False,
         labels: LabelTable | None = None,
         teacher: FeatureSource | None = None,
@@ -97,9 +95,6 @@ class Setup:
             choose_start: let `auto` choose the encoder to start from.
             labels: the table with the columns that guide neighbors.
             teacher: the encoder that the recipe names, if it is not a source.
-
-        Raises:
-            NoImages, NoRoom, InvalidRequest, UnknownModel.
         """
         where = ranks.where
         _set_up_device(where)
@@ -108,7 +103,7 @@ class Setup:
         folders, files = _find_images(data, ranks, console)
         sizes = sampled_sizes(files, recipe.preprocessing.reading)
         output, sets = console if saved is None else Console(quiet=True), evaluation_sets(folders, table)
-        labeled = join_parts([one.train for one in sets]) if saved is None and sets else None
+        labeled = join_parts(sets) if saved is None and sets else None
         # before decoding, which may take hours; once, since cores and readable images may differ between machines
         asked, given = recipe, start
         recipe, start = ranks.of_first(
@@ -167,12 +162,7 @@ class Setup:
 
 
 def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, console: Console) -> Recipe:
-    """Shrink the batch so that an epoch has at least four steps, and the queue to the number of images.
-
-    Raises:
-        NoImages: too few images to learn from.
-        InvalidRequest: an option needs labels and the data has none, or the ranks cannot share the batch.
-    """
+    """Shrink the batch so that an epoch has at least four steps, and the queue to the number of images."""
     require_images(images, world, "readable images")
     if recipe.pick == "oracle":
         require_labels(labels)
@@ -308,11 +298,9 @@ def _warn_of_enlarged(recipe: Recipe, sizes: np.ndarray, console: Console) -> No
 
 
 def _decode(files: ImageIndex, recipe: Recipe, console: Console) -> ImagePack:
-    """Decode the images and list those that cannot be read."""
     with bar(console, "decoding") as advance:
         reading, channels = recipe.preprocessing.reading, recipe.in_chans
-        size, name_of = recipe.pack_size, files.name
-        pack = build_pack(files, size, reading=reading, channels=channels, name_of=name_of, progress=advance)
+        pack = build_pack(files, recipe.pack_size, reading=reading, channels=channels, progress=advance)
     for path, reason in pack.broken:
         console.print(f"skipped {path}: {reason}", highlight=False)
     return pack
@@ -328,7 +316,6 @@ def _order(files: ImageIndex, recipe: Recipe) -> Order:
 
 
 def _originals(files: ImageIndex, recipe: Recipe, order: Order, ranks: Ranks) -> Originals:
-    """Start the processes that decode the original images of this rank."""
     pixels_of_image = sum(view.size**2 for view in recipe.views_at(1.0)) * recipe.in_chans
     return Originals(
         files,

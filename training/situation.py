@@ -26,11 +26,11 @@ from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import paired_difference
 from nnclr_hub.progress import bar
 
-from .assemble import choose_precision
+from .cpu import choose_precision
 from .data.cutting import decode_reduced
-from .data.datasets import ImageFiles, sampled_sizes, typical_side
-from .data.image_index import ImageIndex
-from .initial_encoder import InitialEncoder, find_initial_encoder
+from .data.image_index import ImageIndex, sampled_sizes, typical_side
+from .evals.task import Part
+from .network import InitialEncoder, find_initial_encoder
 from .recipes import Recipe
 from .recipes.auto import FREE_STARTER, SOME, TINY, Auto, Cues, Situation, Start
 from .recipes.small import SMALL_CPU
@@ -47,7 +47,7 @@ def chosen_by_auto(
     where: torch.device,
     minutes: float | None,
     console: Console,
-    labeled: ImageFiles | None = None,
+    labeled: Part | None = None,
     start: InitialEncoder | None = None,
     *,
     choose_start: bool = False,
@@ -160,7 +160,7 @@ def _kept(gray: np.ndarray, side: int) -> float:
     return max(0.0, 1 - float(lost.var() / gray.var()))
 
 
-def measure_cues(labeled: ImageFiles, console: Console, reading: ImageReading = PLAIN) -> Cues | None:
+def measure_cues(labeled: Part, console: Console, reading: ImageReading = PLAIN) -> Cues | None:
     """Classify some images by the nearest of the others, by `shape` alone and by `color` alone.
 
     Args:
@@ -168,9 +168,6 @@ def measure_cues(labeled: ImageFiles, console: Console, reading: ImageReading = 
 
     Returns:
         None with fewer than two classes, or fewer images than folds of the cross-validation.
-
-    Raises:
-        NoImages: none of the images can be read.
     """
     known = np.flatnonzero(labeled.labels >= 0)
     sample = labeled.keep(np.sort(np.random.default_rng(0).permutation(known)[:LABELED]))

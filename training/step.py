@@ -22,8 +22,7 @@ from nnclr_hub.errors import OutOfMemory
 from nnclr_hub.method import Step, momentum_at
 
 from .data.augment import make_views
-from .data.batches import Batch
-from .data.order import seed_of
+from .data.batches import Batch, seed_of
 from .distributed import share_gradients
 from .graph import Part, Recorder, StepGraph, recorder_for, why_eager
 from .monitor import Metrics, measure_step
@@ -76,11 +75,7 @@ class Stepper:
                 self._graph = StepGraph(run, recorder, self._autocast)
 
     def run(self, step: int) -> StepResult:
-        """Run one step.
-
-        Raises:
-            OutOfMemory: the device cannot hold the step; the message names a batch size that fits.
-        """
+        """Run one step."""
         self._seed(step)
         lr = self._schedule.set(step)
         if self._graph is not None:
@@ -146,9 +141,7 @@ class Stepper:
         results = []
         for last, part in self._parts(batch):
             began = time.perf_counter()
-            with self._batches.side.used():
-                views = make_views(part.pixels, part.views, part.numbers, self._recipe.chunk)
-            self._batches.side.hand_over([*views, part.ids, part.labels])
+            views = make_views(part.pixels, part.views, part.numbers, self._recipe.chunk)
             self._data_seconds += time.perf_counter() - began
             with self._autocast(), self._synchronized(last):
                 result: Step = self._shared(views, ids=part.ids, labels=part.labels, neighbor_share=share)
@@ -158,7 +151,6 @@ class Stepper:
         return results, measure_step(last.step, self._learner.support_set, last.labels)
 
     def _parts(self, batch: Batch) -> Iterator[tuple[bool, Batch]]:
-        """Yield (whether it is the last part, part) for each part of the batch."""
         size = len(batch) // self._recipe.accumulate
         for number in range(self._recipe.accumulate):
             yield number == self._recipe.accumulate - 1, batch.part(number * size, (number + 1) * size)
@@ -169,7 +161,6 @@ class Stepper:
 
     @contextmanager
     def _synchronized(self, last: bool) -> Iterator[None]:
-        """Exchange gradients between ranks once per step, with the last part."""
         shared = self._shared
         skip = isinstance(shared, DistributedDataParallel) and not last
         with shared.no_sync() if skip else nullcontext():  # type: ignore[union-attr]
@@ -201,10 +192,9 @@ class Stepper:
     def _explain(self, step: int) -> OutOfMemory:
         batch = self._batches.at(step)
         images = len(batch)
-        self._batches.side.hand_over([])  # the step may have ended before
         fits = self._largest(batch, step)
         where = torch.cuda.get_device_name(self._ranks.where) if self._ranks.where.type == "cuda" else "this machine"
-        freed = self._batches.device_bytes
+        freed = self._batches.pixels.device_bytes
         host = f" --set residency=host frees the {freed / 1e9:.1f} GB of the decoded images." if freed else ""
         if not fits:
             return OutOfMemory(
@@ -246,5 +236,4 @@ SHORTAGES = ("allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "unable
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means lack of memory: torch's class on GPUs, a RuntimeError elsewhere."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGES)

@@ -181,11 +181,7 @@ TABLES: dict[str, Table] = {
 
 
 def parse_row(text: str) -> Row:
-    """Parse a user's own row, such as "tau .2: temperature=0.2".
-
-    Raises:
-        InvalidRequest: the text has another form.
-    """
+    """Parse a user's own row, such as "tau .2: temperature=0.2"."""
     label, colon, settings = text.partition(":")
     if not (label.strip() and colon and settings.strip()):
         raise InvalidRequest(
@@ -195,11 +191,7 @@ def parse_row(text: str) -> Row:
 
 
 def find_table(name: str) -> Table:
-    """Return the table of that name.
-
-    Raises:
-        InvalidRequest: an unknown name; the message lists all names.
-    """
+    """Return the table of that name."""
     if name not in TABLES:
         raise InvalidRequest(f"No table is named {name!r}; choose one of {', '.join(TABLES)}.")
     return TABLES[name]

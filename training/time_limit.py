@@ -19,7 +19,7 @@ from .checkpoint import SHORTENED
 from .optimization import Schedule
 from .recipes import Recipe
 from .recipes.auto import Auto
-from .recipes.settings import FIT
+from .recipes.recipe import FIT
 from .run import Run
 from .step import StepResult
 

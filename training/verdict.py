@@ -34,7 +34,7 @@ from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.vector_transform import VectorTransform
 
-from .data.datasets import LEAST_LABELED, EvaluationSet
+from .evals.task import LEAST_LABELED, Task
 from .recipes import Recipe
 from .recipes.auto import FREE_STARTER, HELPFUL_STEPS
 
@@ -104,7 +104,7 @@ class References:
 
     def __init__(
         self,
-        sets: Sequence[EvaluationSet],
+        sets: Sequence[Task],
         reading: ImageReading,
         channels: int,
         saved: Mapping[str, Any] | None,
@@ -113,7 +113,7 @@ class References:
         self._sets = [_sample(one, SAMPLED // len(sets)) for one in sets]
         self._reading, self._channels, self._console = reading, channels, console
         digests = [f"{one.train.digest} {one.test.digest} {one.split}" for one in self._sets]
-        labels = [(part.classes, part.labels.tolist()) for one in self._sets for part in (one.train, one.test)]
+        labels = [(one.classes, part.labels.tolist()) for one in self._sets for part in (one.train, one.test)]
         self._digest = hashlib.sha256(f"{digests} {labels} {reading}".encode()).hexdigest()[:32]
         known = saved["correct"] if saved and saved["digest"] == self._digest else {}
         self.correct: dict[str, Correct] = {name: np.array(list(text), float) for name, text in known.items()}
@@ -194,7 +194,7 @@ class References:
         return common
 
 
-def _sample(data: EvaluationSet, most: int) -> EvaluationSet:
+def _sample(data: Task, most: int) -> Task:
     """Limit a set to the same random part each time; half of it are images to score."""
     parts, random = [], np.random.default_rng(0)
     for part in (data.train, data.test):
@@ -203,7 +203,7 @@ def _sample(data: EvaluationSet, most: int) -> EvaluationSet:
     return replace(data, train=parts[0], test=parts[1])
 
 
-def _correct(data: EvaluationSet, source: FeatureSource, advance: Callable[[int, int], None]) -> dict[str, Correct]:
+def _correct(data: Task, source: FeatureSource, advance: Callable[[int, int], None]) -> dict[str, Correct]:
     """Return what the nearest neighbors predict correctly, by kind of vector; an unreadable image is wrong.
 
     A part that was held out from one pool of images predicts it by cross-validation: all of them are scored.
@@ -235,7 +235,7 @@ def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -
     return unit_rows(raw) if few or kind in ("raw", "auto") else VectorTransform.fit(raw[readable], kind)(raw)
 
 
-def _majority(data: EvaluationSet) -> Correct:
+def _majority(data: Task) -> Correct:
     pool = np.concatenate([data.train.labels, data.test.labels]) if data.split == HELD_OUT else data.test.labels
     return (pool == np.bincount(data.train.labels).argmax()).astype(float)
 

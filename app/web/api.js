@@ -20,6 +20,14 @@ export class ApiError extends Error {
   }
 }
 
+// answers, as docs/openapi.json describes them; `make check` writes the types from it
+/** @typedef {import('../openapi').components['schemas']} Schemas */
+/** @typedef {Schemas['CollectionResponse']} Collection */
+/** @typedef {Schemas['AliasResponse']} Alias */
+/** @typedef {Schemas['JobResponse']} Job */
+/** @typedef {Schemas['ProbeResponse']} Probe */
+/** @typedef {Schemas['MatchResponse']} Match */
+
 /**
  * @typedef {object} Call
  * @property {string} method
@@ -93,10 +101,11 @@ export async function rest(method, path, options = {}) {
 
 /**
  * Wait for the end of a job, and return its result.
- * @param {string} id @param {(job: any) => void} [onProgress]
+ * @param {string} id @param {(job: Job) => void} [onProgress] @returns {Promise<Record<string, any>>}
  */
 export async function finished(id, onProgress = () => {}) {
   for (;;) {
+    /** @type {Job} */
     const job = await rest('GET', `jobs/${id}`);
     onProgress(job);
     if (job.state === 'failed' || job.state === 'cancelled') throw new Error(job.error?.detail ?? `The job was ${job.state}.`);

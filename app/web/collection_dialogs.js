@@ -19,7 +19,7 @@ export async function create(redraw) {
   });
 }
 
-/** @param {any} info @param {() => Promise<void>} redraw */
+/** @param {import('./api.js').Collection} info @param {() => Promise<void>} redraw */
 export function drop(info, redraw) {
   const name = make('input', {'aria-label': 'Name of the collection', oninput: () => { go.disabled = name.value !== info.name; }});
   const {go} = ask(`Delete ${info.name}`, `Delete ${count(info.count, 'image')}`, [make('p', {}, `This cannot be undone. Type ${info.name} to delete the collection.`), name], async () => {
@@ -42,7 +42,7 @@ async function folderFields() {
       make('label', {}, 'Folder in the source folder; empty: all of it', folder), make('label', {class: 'row'}, prune, 'Delete items whose files no longer exist')] : [help]};
 }
 
-/** @param {any} info */
+/** @param {import('./api.js').Collection} info */
 export async function serverFolder(info) {
   const {fields, add} = await folderFields();
   ask(`Add a folder of the server to ${info.name}`, 'Add', fields, async () => {
@@ -62,7 +62,7 @@ export async function newFromFolder() {
   });
 }
 
-/** Name, aliases, another encoder, and maintenance. @param {any} info @param {any[]} aliases @param {any[]} collections @param {() => Promise<void>} redraw */
+/** Name, aliases, another encoder, and maintenance. @param {import('./api.js').Collection} info @param {import('./api.js').Alias[]} aliases @param {import('./api.js').Collection[]} collections @param {() => Promise<void>} redraw */
 export async function manage(info, aliases, collections, redraw) {
   const own = path(info.name), encoder = await encoders(info.model);
   /** @param {() => Promise<any>} act @param {string} done */

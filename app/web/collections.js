@@ -11,7 +11,7 @@ const POLL_MS = 1500;
 
 /**
  * @param {HTMLElement} main
- * @param {{canWrite: boolean, changed: () => Promise<void>, collections: any[], originals: {most: number, used: number}}} session
+ * @param {{canWrite: boolean, changed: () => Promise<void>, collections: import('./api.js').Collection[], originals: {most: number, used: number}}} session
  */
 export async function showCollections(main, session) {
   document.title = 'Collections · nnclr_hub';
@@ -19,7 +19,7 @@ export async function showCollections(main, session) {
   let left = false;
   const draw = async () => {
     const [, {aliases}] = await Promise.all([session.changed(), rest('GET', 'aliases')]);
-    list.replaceChildren(...session.collections.map(one => card(one, aliases.filter((/** @type {any} */ alias) => alias.collection === one.name), session, draw)));
+    list.replaceChildren(...session.collections.map(one => card(one, aliases.filter((/** @type {import('./api.js').Alias} */ alias) => alias.collection === one.name), session, draw)));
     if (!session.collections.length) list.replaceChildren(session.canWrite ? firstVisit(fill, draw) : make('p', {class: 'empty'}, 'There is no collection yet.'));
   };
   /** Make a collection of dropped or chosen files, show it, and let the server compute its map. @param {File[]} files */
@@ -27,9 +27,10 @@ export async function showCollections(main, session) {
     const name = nameOf(files, session.collections.map(one => one.name)), {data: [first]} = await rest('GET', '../../v1/models');
     await createCollection(name, first.id, 'auto');
     await draw();
-    await addFiles(session.collections.find(one => one.name === name), files);
+    const made = () => session.collections.find(one => one.name === name), info = made();
+    if (info) await addFiles(info, files);
     await draw();
-    if ((session.collections.find(one => one.name === name)?.count ?? 0) < 2) return;
+    if ((made()?.count ?? 0) < 2) return;
     rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true});
     if (!left) location.hash = `#/explore/${encodeURIComponent(name)}`;
   };
@@ -90,7 +91,7 @@ function nameOf([first], others) {
   return names.find(one => !others.includes(one)) ?? base;
 }
 
-/** @param {any} info @param {any[]} aliases @param {{canWrite: boolean, collections: any[]}} session @param {() => Promise<void>} redraw */
+/** @param {import('./api.js').Collection} info @param {import('./api.js').Alias[]} aliases @param {{canWrite: boolean, collections: import('./api.js').Collection[]}} session @param {() => Promise<void>} redraw */
 function card(info, aliases, session, redraw) {
   const chosen = (/** @type {any} */ input, /** @type {(files: File[]) => any} */ act) => {
     const files = [...input.files];

@@ -10,7 +10,7 @@ export async function createCollection(name, model, vectors) {
   const wanted = name.trim().normalize();
   if (/[/\\]/.test(wanted)) throw new Error('A name must not contain a slash.'); // servers take it for a part of the address
   const {collections} = await rest('GET', 'collections'), {aliases} = await rest('GET', 'aliases');
-  if ([...collections.map((/** @type {any} */ one) => one.name), ...aliases.map((/** @type {any} */ one) => one.alias)].includes(wanted)) {
+  if ([...collections.map((/** @type {import('./api.js').Collection} */ one) => one.name), ...aliases.map((/** @type {import('./api.js').Alias} */ one) => one.alias)].includes(wanted)) {
     throw new Error(`${wanted} exists already; choose another name.`);
   }
   await rest('PUT', path(wanted), {json: {model, vectors}, noted: true});
@@ -38,14 +38,14 @@ export function ask(title, action, content, act) {
   return {dialog, go};
 }
 
-/** A choice of the collections to which those of a collection can be copied. @param {any} info @param {any[]} collections */
+/** A choice of the collections to which those of a collection can be copied. @param {import('./api.js').Collection} info @param {import('./api.js').Collection[]} collections */
 export function targets(info, collections) {
   return collections.filter(one => one.name !== info.name && one.fingerprint === info.fingerprint).map(one => make('option', {value: one.name}, one.name));
 }
 
 /**
  * Ask where to, and copy or move the images of these rows.
- * @param {import('./explorer.js').Explorer} explorer @param {{collections: any[], changed: () => Promise<void>}} session @param {number[]} rows
+ * @param {import('./explorer.js').Explorer} explorer @param {{collections: import('./api.js').Collection[], changed: () => Promise<void>}} session @param {number[]} rows
  */
 export function copyOrMove(explorer, session, rows) {
   const {info} = explorer, ids = rows.map(row => explorer.rows.ids[row]);

@@ -17,7 +17,7 @@ export function encoderCard(name, canWrite) {
   const compare = button('similar', 'Compare encoders', async () => {
     compare.disabled = true;
     try {
-      const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field: fieldOf(name)}, noted: true});
+      const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field: await fieldOf(name)}, noted: true});
       await bar.follow(id);
       await draw();
     } finally {
@@ -39,7 +39,7 @@ async function chosen(name) {
 /** Result of the newest comparison that the server still has. @param {string} name */
 async function newest(name) {
   const {jobs} = await rest('GET', 'jobs', {query: {kind: 'comparison', state: 'done', limit: 100}});
-  const job = jobs.find((/** @type {any} */ one) => one.params.collection === name);
+  const job = jobs.find((/** @type {import('./api.js').Job} */ one) => one.params.collection === name);
   return job && (await rest('GET', `jobs/${job.id}`)).result;
 }
 

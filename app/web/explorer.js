@@ -16,7 +16,7 @@ import {Rows} from './rows.js';
  * @property {string} [preview] address of a small copy of an own image
  */
 /** @typedef {{positive: Example[], negative: Example[]}} Query */
-/** @typedef {{score: number, percentile: number | null}} Match and more, as REST returns it */
+/** @typedef {import('./api.js').Match} Match */
 
 const FIRST_MATCHES = 60; // twice what most screens show, because every match costs the server time
 const MORE_MATCHES = 200;
@@ -24,20 +24,20 @@ export const MAX_MATCHES = 1000;
 const MAX_IDS = 100_000; // of a filter
 const NONE = 'none'; // group of the images without a value
 
-/** The metadata key of the labels of a collection. @param {string} name */
-export function fieldOf(name) {
-  return localStorage.getItem(`field ${name}`) ?? 'label';
+/** The metadata key of the labels of a collection. @param {string} name @returns {Promise<string>} */
+export async function fieldOf(name) {
+  return (await rest('GET', path(name, 'label-keys'))).field;
 }
 
 export class Explorer extends EventTarget {
-  /** @param {any} info of the collection, as REST describes it */
-  constructor(info) {
+  /** @param {import('./api.js').Collection} info @param {string} field the metadata key of the labels */
+  constructor(info, field) {
     super();
     this.info = info;
     this.name = info.name;
     this.rows = new Rows(info.name);
     /** The metadata key of the labels. */
-    this.field = fieldOf(info.name);
+    this.field = field;
     /** @type {import('./filters.js').Filters} */
     this.filters = new Map();
     /** A filter as JSON of REST. @type {any} */
@@ -265,7 +265,7 @@ export class Explorer extends EventTarget {
     };
     const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
     this.hasMore = matches.length === k && offset + k < MAX_MATCHES;
-    return matches.map((/** @type {any} */ one) => [this.rows.add(one.id, one.metadata), one]);
+    return matches.map((/** @type {import('./api.js').Match} */ one) => [this.rows.add(one.id, one.metadata), one]);
   }
 
   /** Search for what is like an item. @param {number} row */

@@ -32,12 +32,12 @@ export async function newest(name) {
 /** The inspection of a collection that runs now, such as one that was started before a reload. @param {string} name @returns {Promise<string | undefined>} id of its job */
 export async function running(name) {
   const {jobs} = await rest('GET', 'jobs', {query: {kind: 'inspection', limit: 20}});
-  return jobs.find((/** @type {any} */ job) => job.params.collection === name && ['queued', 'running'].includes(job.state))?.id;
+  return jobs.find((/** @type {import('./api.js').Job} */ job) => job.params.collection === name && ['queued', 'running'].includes(job.state))?.id;
 }
 
 /** Inspect a collection, and write the findings into the metadata. @param {string} name @param {ReturnType<import('./jobs.js').jobBar>} bar */
 export async function inspect(name, bar) {
-  return bar.follow(await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field: fieldOf(name), write_fields: true}, noted: true})).id);
+  return bar.follow(await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field: await fieldOf(name), write_fields: true}, noted: true})).id);
 }
 
 /**

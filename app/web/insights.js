@@ -20,7 +20,7 @@ const AT_ONCE = 1000; // items in one request
 
 /**
  * @param {HTMLElement} main @param {string} name of the collection
- * @param {{canWrite: boolean, collections: any[]}} session
+ * @param {{canWrite: boolean, collections: import('./api.js').Collection[]}} session
  */
 export async function showInsights(main, name, session) {
   document.title = `Insights · ${name} · nnclr_hub`;
@@ -267,6 +267,6 @@ function matrix(shown) {
 /** The files that the last jobs could not read. @param {string} name @returns {Promise<{name: string, detail: string}[]>} */
 async function errorsOf(name) {
   const {jobs} = await rest('GET', 'jobs', {query: {limit: 100, state: 'done'}});
-  const own = jobs.filter((/** @type {any} */ job) => job.params.collection === name && ['add', 'index'].includes(job.kind)).slice(0, 3);
-  return (await Promise.all(own.map((/** @type {any} */ job) => rest('GET', `jobs/${job.id}`)))).flatMap(job => job.result?.errors ?? []);
+  const own = jobs.filter((/** @type {import('./api.js').Job} */ job) => job.params.collection === name && ['add', 'index'].includes(job.kind)).slice(0, 3);
+  return (await Promise.all(own.map((/** @type {import('./api.js').Job} */ job) => rest('GET', `jobs/${job.id}`)))).flatMap(job => job.result?.errors ?? []);
 }

@@ -2,15 +2,11 @@
 import {finished, rest} from './api.js';
 import {button, count, keyed, make} from './dom.js';
 
-/** Shares of the progress at which the phases of a kind of job end; see STEPS in nnclr_hub/workbench/inspection/findings.py. @type {Record<string, [number, string][]>} */
-const PHASES = {inspection: [[0.09, 'Reading the images'], [0.45, 'Looking for copies'], [0.63, 'Checking the labels'], [0.9, 'Arranging the map'], [1, 'Writing the findings']],
-  comparison: [[0.5, 'Embedding the images'], [1, 'Fitting classifiers']]};
-
-/** What a job does now. @param {any} job */
+/** What a job does now. @param {import('./api.js').Job} job */
 function phaseOf(job) {
   if (job.state === 'queued') return 'Waiting for other jobs';
-  const share = job.total ? job.done / job.total : 0, left = job.eta_s ? `, ${Math.ceil(job.eta_s)} s left` : '';
-  return PHASES[job.kind]?.find(([end]) => share <= end)?.[1] ?? (job.total ? `${job.done.toLocaleString('en')} of ${job.total.toLocaleString('en')}${left}` : 'Starting');
+  const left = job.eta_s ? `, ${Math.ceil(job.eta_s)} s left` : '';
+  return job.progress.phase ?? (job.total ? `${job.done.toLocaleString('en')} of ${job.total.toLocaleString('en')}${left}` : 'Starting');
 }
 
 /** A bar that only grows, with the phase of a job and a button that cancels it. @param {string} label */
@@ -49,7 +45,7 @@ export function jobList(canWrite) {
   }};
 }
 
-/** @param {any} job @param {boolean} canWrite */
+/** @param {import('./api.js').Job} job @param {boolean} canWrite */
 function jobLine({id, kind, params, created}, canWrite) {
   const state = make('span'), bar = make('progress', {max: 1, 'aria-label': `Progress of ${kind}`}), problem = make('span', {class: 'problem'}), result = make('div', {class: 'result'});
   const toggle = make('button', {type: 'button', class: 'plain', 'aria-expanded': 'false', onclick: async () => {
@@ -60,7 +56,7 @@ function jobLine({id, kind, params, created}, canWrite) {
   const cancel = canWrite ? button('close', `Cancel ${kind}`, () => rest('DELETE', `jobs/${id}`), {quiet: true}) : '';
   const line = make('li', {}, make('strong', {}, kind.replace('_', ' ')), make('span', {}, [params.collection, params.file].filter(Boolean).join(', ')), state, bar,
     make('time', {datetime: new Date(1000 * created).toISOString(), class: 'note'}, timeOf(created)), problem, toggle, cancel, result);
-  line.draw = (/** @type {any} */ job) => {
+  line.draw = (/** @type {import('./api.js').Job} */ job) => {
     const isRunning = ['queued', 'running'].includes(job.state);
     line.className = job.state;
     state.textContent = isRunning ? phaseOf(job) : job.state;
@@ -73,9 +69,9 @@ function jobLine({id, kind, params, created}, canWrite) {
   return line;
 }
 
-/** A sentence on the result, the rest as a list, and a link to the collection. @param {any} job */
+/** A sentence on the result, the rest as a list, and a link to the collection. @param {import('./api.js').Job} job */
 function resultOf({kind, params, result}) {
-  const {collection, added, replaced, unchanged, removed, errors_count: refused, items, ...rest} = result ?? params;
+  const {collection, added, replaced, unchanged, removed, errors_count: refused, items, ...rest} = /** @type {Record<string, any>} */ (result ?? params);
   const parts = [[added, 'added'], [replaced, 'replaced'], [unchanged, 'unchanged'], [removed, 'removed'], [refused, 'refused']].filter(([number]) => number !== undefined).map(([number, what]) => `${number} ${what}`);
   const text = parts.length ? `${parts.join(', ')}.` : items !== undefined && typeof items === 'number' ? `${count(items, 'image')}.` : '';
   const entries = Object.entries(rest).filter(([, value]) => value !== null && JSON.stringify(value) !== '[]' && JSON.stringify(value) !== '{}');

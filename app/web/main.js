@@ -14,10 +14,11 @@ const session = {
   keyed: false,
   /** Bytes of original files: of the quota, and used. */
   originals: {most: 0, used: 0},
-  /** @type {any[]} */
+  /** @type {import('./api.js').Collection[]} */
   collections: [],
   async changed() {
     this.collections = (await rest('GET', 'collections')).collections;
+    /** @type {import('./api.js').Schemas['SessionResponse']} */
     const own = await rest('GET', 'session');
     this.originals = {most: own.originals_bytes, used: own.originals_used};
   },
@@ -81,6 +82,7 @@ function drawTabs(page) {
 }
 
 async function start() {
+  /** @type {import('./api.js').Schemas['SessionResponse']} */
   const own = await rest('GET', 'session');
   [session.canWrite, session.keyed] = [own.can_write, own.key !== null];
   const leave = async () => {

@@ -10,7 +10,7 @@ export async function showTraining(main) {
   document.title = 'Training · nnclr_hub';
   const frame = make('iframe', {title: 'Report of the run', sandbox: '', hidden: true}), list = make('div', {class: 'jobs'});
   let left = false, drawn = '';
-  const report = (/** @type {any} */ run) => {
+  const report = (/** @type {import('./api.js').Schemas['RunResponse']} */ run) => {
     frame.hidden = false;
     frame.src = new URL(`api/v1/runs/${run.name.split('/').map(encodeURIComponent).join('/')}/report`, ROOT).href;
   };
@@ -19,7 +19,7 @@ export async function showTraining(main) {
     const state = JSON.stringify(runs);
     if (state === drawn) return;
     drawn = state;
-    list.replaceChildren(runs.length ? make('ul', {}, ...runs.map((/** @type {any} */ run) => runLine(run, report))) : make('p', {class: 'empty'}, 'No run to show. Train with ',
+    list.replaceChildren(runs.length ? make('ul', {}, ...runs.map((/** @type {import('./api.js').Schemas['RunResponse']} */ run) => runLine(run, report))) : make('p', {class: 'empty'}, 'No run to show. Train with ',
       make('code', {}, 'nnclr pretrain small_cpu --data PHOTOS --out runs/first'), ', and start this server with ', make('code', {}, '--runs runs'), '.'));
   };
   const poll = async () => {
@@ -33,7 +33,7 @@ export async function showTraining(main) {
   return {go: () => {}, leave: () => { left = true; }};
 }
 
-/** @param {any} run @param {(run: any) => void} report */
+/** @param {import('./api.js').Schemas['RunResponse']} run @param {(run: import('./api.js').Schemas['RunResponse']) => void} report */
 function runLine(run, report) {
   return make('li', {class: run.state}, make('strong', {}, run.name), make('span', {}, run.recipe), make('span', {}, run.state),
     run.steps ? make('progress', {max: run.steps, value: run.step, 'aria-label': `Progress of ${run.name}`}) : null,

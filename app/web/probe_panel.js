@@ -52,7 +52,7 @@ class Probe {
 
   /** The description of the probe, or undefined if it was not fitted yet. */
   async known() {
-    return (await rest('GET', 'probes')).probes.find((/** @type {any} */ one) => one.name === this.name);
+    return (await rest('GET', 'probes')).probes.find((/** @type {import('./api.js').Probe} */ one) => one.name === this.name);
   }
 
   /** @param {ReturnType<typeof jobBar>} bar */
@@ -62,7 +62,7 @@ class Probe {
     return rest('GET', `probes/${this.name}`);
   }
 
-  /** @param {any} probe */
+  /** @param {import('./api.js').Probe} probe */
   report(probe) {
     const {explorer, field} = this;
     const top1 = probe.scores.top1, [low, high] = interval(top1, probe.held_out);
@@ -74,7 +74,7 @@ class Probe {
     }}, 'Apply to the whole collection');
     const answer = make('p', {role: 'status'});
     const file = make('input', {type: 'file', hidden: true, onchange: () => this._try(file.files[0], answer)});
-    const rows = probe.per_class.map((/** @type {any} */ one, /** @type {number} */ code) => {
+    const rows = probe.per_class.map((one, code) => {
       const meter = one.score === null ? '' : make('meter', {min: 0, max: 1, value: one.score, 'aria-label': `${one.label}: share that is right`});
       const right = one.score === null ? 'none held out' : probe.several ? `average precision ${one.score.toFixed(2)}` : ` ${Math.round(one.score * one.held_out)} of ${one.held_out}`;
       return make('tr', {}, make('td', {}, make('button', {type: 'button', class: 'plain', onclick: () => this._open({[field]: this._value(one.label)})}, String(one.label))),
@@ -82,14 +82,14 @@ class Probe {
     });
     return make('div', {class: 'stack'},
       top1 === undefined ? '' : make('p', {class: 'verdict'}, `Right on ${(100 * top1).toFixed(0)}% of ${count(probe.held_out, 'held-out image')}; with 95% certainty between ${low}% and ${high}%.`),
-      probe.few_shot.length ? make('p', {class: 'note'}, `With fewer labels: ${probe.few_shot.map((/** @type {any} */ one) => `${one.labels} per class ${(100 * mean(one.top1)).toFixed(0)}%`).join(', ')}.`) : '',
+      probe.few_shot.length ? make('p', {class: 'note'}, `With fewer labels: ${probe.few_shot.map(one => `${one.labels} per class ${(100 * mean(one.top1)).toFixed(0)}%`).join(', ')}.`) : '',
       make('div', {class: 'tools'}, apply, file, make('button', {type: 'button', class: 'button', onclick: () => file.click()}, 'Try an image'),
         make('a', {class: 'button', href: new URL(`api/v1/probes/${this.name}/export`, ROOT).href, download: ''}, 'Download'), progress), answer,
       make('table', {tabindex: 0}, make('thead', {}, make('tr', {}, ...['label', 'fitted on', 'right', probe.confusion ? 'mistaken for' : 'mistaken for (in the collection)'].map(text => make('th', {scope: 'col'}, text)))),
         make('tbody', {}, ...rows)));
   }
 
-  /** Buttons for the most frequent mistakes of a class, which open its images. @param {any} probe @param {number} code @param {HTMLProgressElement} progress */
+  /** Buttons for the most frequent mistakes of a class, which open its images. @param {import('./api.js').Probe} probe @param {number} code @param {HTMLProgressElement} progress */
   _confusions(probe, code, progress) {
     const counts = probe.confusion?.[code] ?? this._mistakes(probe, code);
     const most = counts.map((/** @type {number} */ number, /** @type {number} */ other) => ({number, other})).filter((/** @type {{number: number, other: number}} */ one) => one.number > 0 && one.other !== code && one.other < probe.classes.length);
@@ -108,7 +108,7 @@ class Probe {
     return typed(String(label), this.explorer.rows.column(this.field).values);
   }
 
-  /** How many images of a class are predicted as each class; none before the probe is applied. @param {any} probe @param {number} code */
+  /** How many images of a class are predicted as each class; none before the probe is applied. @param {import('./api.js').Probe} probe @param {number} code */
   _mistakes(probe, code) {
     const counts = new Array(probe.classes.length).fill(0), classes = probe.classes.map(String);
     for (const {[this.field]: label, [`predicted_${this.field}`]: predicted} of this.explorer.rows.metadata) {

@@ -104,7 +104,7 @@ class View {
   }
 }
 
-/** Add images; those that fail are named. @param {any} info of the collection @param {File[]} chosen */
+/** Add images; those that fail are named. @param {import('./api.js').Collection} info of the collection @param {File[]} chosen */
 export async function uploadImages(info, chosen) {
   const suffixes = new Set((await rest('GET', 'session')).image_suffixes), isImage = (/** @type {File} */ file) => suffixes.has(suffixOf(file));
   const files = chosen.filter(isImage), others = chosen.filter(file => !isImage(file));
@@ -188,7 +188,7 @@ export function importFile(collection, file) {
   }, () => importFile(collection, file));
 }
 
-/** Add images, archives and tables. @param {any} info of the collection @param {File[]} files */
+/** Add images, archives and tables. @param {import('./api.js').Collection} info of the collection @param {File[]} files */
 export async function addFiles(info, files) {
   const table = files.find(file => file.name.toLowerCase() === TABLE), images = files.filter(file => file !== table && !(suffixOf(file).slice(1) in KINDS));
   for (const file of files) if (file !== table && !images.includes(file)) await importFile(info.name, file);
@@ -199,7 +199,7 @@ export async function addFiles(info, files) {
 /** Write the labels and the other columns of the table of a folder into the metadata of its images. @param {string} collection @param {File} file */
 async function writeTable(collection, file) {
   const write = (/** @type {any} */ query) => rest('POST', path(collection, 'labels'), {query, body: file, headers: {'Content-Type': 'text/csv'}});
-  const {updated, unmatched_rows: lost, other_columns: columns} = await write({key: fieldOf(collection)});
+  const {updated, unmatched_rows: lost, other_columns: columns} = await write({key: await fieldOf(collection)});
   if (columns.length) await write({columns});
   say(`${file.name}: ${count(updated, 'image')} labeled${columns.length ? `, with ${columns.join(', ')}` : ''}${lost ? `; ${count(lost, 'line')} of unknown images` : ''}.`);
 }

@@ -188,7 +188,7 @@ class ItemViewer extends HTMLElement {
     const {explorer, turn, neighbors} = this;
     const {matches} = await rest('POST', path(explorer.name, 'search'), {json: {...query, k: NEIGHBORS, with_percentile: true}});
     if (this.turn !== turn) return;
-    neighbors?.replaceChildren(...matches.map((/** @type {any} */ match) => {
+    neighbors?.replaceChildren(...matches.map((/** @type {import('./api.js').Match} */ match) => {
       const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
       const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
       return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import list_broken, none_read
-from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
-from nnclr_hub.cli.verbs import Backend, Model, err, loaded_encoder
+from nnclr_hub.cli.options import ReadingOptions, reads_tiles
+from nnclr_hub.cli.verbs import Backend, Model, err, list_broken, loaded_encoder, none_read
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:

@@ -265,7 +265,6 @@ def _window_table() -> tuple[np.ndarray, np.ndarray, tuple[np.ndarray, np.ndarra
 
 @cache
 def _resampling_table() -> np.ndarray:
-    """Return `_resampling` for every (start, HALF - length) in half pixels."""
     most = HALF - int(SMALLEST * HALF)
     table = np.zeros((most + 1, most + 1, FINE, SIDE), np.float32)
     for start in range(most + 1):
@@ -276,7 +275,6 @@ def _resampling_table() -> np.ndarray:
 
 @cache
 def _mean_filter(side: int) -> np.ndarray:
-    """Return the matrix (side, side) of a running mean, with the border repeated."""
     around = np.arange(side)[:, None] + np.arange(BLUR) - BLUR // 2
     matrix = np.zeros((side, side), np.float32)
     np.add.at(matrix, (np.arange(side)[:, None], np.clip(around, 0, side - 1)), 1 / BLUR)
@@ -284,7 +282,6 @@ def _mean_filter(side: int) -> np.ndarray:
 
 
 def _resampling(start: float, length: float, cells: int, side: int = SIDE) -> np.ndarray:
-    """Return the matrix (cells, side) that averages pixels over equal cells of an interval."""
     edges = start + np.arange(cells + 1) * length / cells
     pixel = np.arange(side)
     shared = np.minimum(edges[1:, None], pixel + 1) - np.maximum(edges[:-1, None], pixel)

@@ -92,7 +92,6 @@ def _unclustered(rows: np.ndarray) -> np.ndarray:
 
 
 def _silhouette(labels: np.ndarray, cosines: np.ndarray) -> float:
-    """Return the mean of (b - a) / max(a, b), with the distances a to the own center and b to the next one."""
     distances = np.sort(np.sqrt(np.maximum(2 - 2 * cosines, 0)), axis=1)
     return float(np.mean((distances[:, 1] - distances[:, 0]) / np.maximum(distances[:, 1], 1e-12)))
 

@@ -149,7 +149,6 @@ def _grouped(
 
 
 def _remembering(score: Callable[..., np.ndarray], count: int) -> Callable[..., np.ndarray]:
-    """Return a function that scores each pair (i < j of `count` rows) once: groups are made several times."""
     known: dict[int, float] = {}
 
     def scores(pairs: np.ndarray, progress: Progress = lambda done, total: None) -> np.ndarray:
@@ -267,5 +266,4 @@ def link_pairs(
 
 
 def _some(group: list[int], most: int | None) -> list[int]:
-    """Return evenly spaced members of a large group."""
     return group if most is None or len(group) <= most else group[:: -(-len(group) // most)]

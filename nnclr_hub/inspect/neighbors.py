@@ -15,11 +15,7 @@ PROBED = 32  # lists of the inverted file that each query reads
 
 
 def checked(vectors: np.ndarray, least: int = 2) -> np.ndarray:
-    """Return unit rows (N, D) float32, contiguous.
-
-    Raises:
-        InvalidRequest: another shape, fewer than `least` rows, or NaN or infinity.
-    """
+    """Return unit rows (N, D) float32, contiguous."""
     rows = np.asarray(vectors)
     if rows.ndim != 2 or len(rows) < least:
         raise InvalidRequest(f"Expected an (N, D) array of at least {least} vectors, got shape {rows.shape}.")

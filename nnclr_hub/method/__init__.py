@@ -10,6 +10,8 @@ Q.enqueue(z1)
 The names load with their first use, so METHODS and the sizes of heads need no torch.
 """
 
+# ruff: noqa: F401 - the names are for type checkers
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -17,83 +19,43 @@ from typing import TYPE_CHECKING
 from nnclr_hub.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
     from nnclr_hub.method.gather import Gather, GatherRanks
     from nnclr_hub.method.heads import PredictionHead, ProjectionHead
     from nnclr_hub.method.large_batch import in_chunks
-    from nnclr_hub.method.learner import LEARNERS, Learner, Step
-    from nnclr_hub.method.lejepa import lejepa_loss, sigreg
-    from nnclr_hub.method.losses import LOSSES, Loss
+    from nnclr_hub.method.learner import LEARNERS, LOSSES, TARGETS, Batch, Learner, Loss, Step, Targets
     from nnclr_hub.method.methods import METHODS, PREDICTIONS, PROJECTIONS, Method
     from nnclr_hub.method.momentum import MomentumEncoder, momentum_at
     from nnclr_hub.method.neighbors import Neighbors, nearest
     from nnclr_hub.method.objectives import (
         OBJECTIVES,
         Objective,
+        Prototypes,
         info_nce,
+        lejepa_loss,
         mean_shift,
         negative_cosine,
         queue_info_nce,
+        random_directions,
+        relation_loss,
+        sigreg,
+        sinkhorn,
+        swapped_prediction,
     )
-    from nnclr_hub.method.relation import relation_loss
     from nnclr_hub.method.support_set import SUPPORT_SETS, SupportSet
-    from nnclr_hub.method.targets import TARGETS, Batch, Targets
 
-__all__ = [
-    "LEARNERS",
-    "LOSSES",
-    "METHODS",
-    "OBJECTIVES",
-    "PREDICTIONS",
-    "PROJECTIONS",
-    "SUPPORT_SETS",
-    "TARGETS",
-    "Batch",
-    "Gather",
-    "GatherRanks",
-    "Learner",
-    "Loss",
-    "Method",
-    "MomentumEncoder",
-    "Neighbors",
-    "Objective",
-    "PredictionHead",
-    "ProjectionHead",
-    "Prototypes",
-    "Step",
-    "SupportSet",
-    "Targets",
-    "in_chunks",
-    "info_nce",
-    "lejepa_loss",
-    "mean_shift",
-    "momentum_at",
-    "nearest",
-    "negative_cosine",
-    "queue_info_nce",
-    "relation_loss",
-    "sigreg",
-    "sinkhorn",
-    "swapped_prediction",
-]
-
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "assignment": ("Prototypes", "sinkhorn", "swapped_prediction"),
-        "gather": ("Gather", "GatherRanks"),
-        "heads": ("PredictionHead", "ProjectionHead"),
-        "large_batch": ("in_chunks",),
-        "learner": ("LEARNERS", "Learner", "Step"),
-        "lejepa": ("lejepa_loss", "sigreg"),
-        "losses": ("LOSSES", "Loss"),
-        "methods": ("METHODS", "Method", "PREDICTIONS", "PROJECTIONS"),
-        "momentum": ("MomentumEncoder", "momentum_at"),
-        "neighbors": ("Neighbors", "nearest"),
-        "objectives": ("OBJECTIVES", "Objective", "info_nce", "mean_shift", "negative_cosine", "queue_info_nce"),
-        "relation": ("relation_loss",),
-        "support_set": ("SUPPORT_SETS", "SupportSet"),
-        "targets": ("TARGETS", "Batch", "Targets"),
-    },
-)
+_HOMES = {
+    "gather": ("Gather", "GatherRanks"),
+    "heads": ("PredictionHead", "ProjectionHead"),
+    "large_batch": ("in_chunks",),
+    "learner": ("LEARNERS", "LOSSES", "TARGETS", "Batch", "Learner", "Loss", "Step", "Targets"),
+    "methods": ("METHODS", "Method", "PREDICTIONS", "PROJECTIONS"),
+    "momentum": ("MomentumEncoder", "momentum_at"),
+    "neighbors": ("Neighbors", "nearest"),
+    "objectives": (
+        *("OBJECTIVES", "Objective", "Prototypes", "info_nce", "lejepa_loss", "mean_shift", "negative_cosine"),
+        *("queue_info_nce", "random_directions", "relation_loss", "sigreg", "sinkhorn", "swapped_prediction"),
+    ),
+    "support_set": ("SUPPORT_SETS", "SupportSet"),
+}
+__getattr__, __dir__ = lazy_names(__name__, _HOMES)
+__all__ = sorted(name for names in _HOMES.values() for name in names)  # pyright: ignore[reportUnsupportedDunderAll]

@@ -48,7 +48,6 @@ def _equal_parts(x: Tensor, most: int) -> tuple[Tensor, ...]:
 
 @contextmanager
 def _frozen_statistics(encoder: nn.Module) -> Iterator[None]:
-    """Stop the second pass from updating the running statistics again."""
     norms = [module for module in encoder.modules() if isinstance(module, _BatchNorm)]
     before = [norm.momentum for norm in norms]
     for norm in norms:

@@ -6,30 +6,259 @@ step.loss.backward()
 optimizer.step()
 learner.enqueue(step, ids=ids)
 learner.update_momentum_encoder(momentum_at(progress))  # does nothing for methods without a momentum encoder
+
+Each function of `TARGETS`, and each entry of `LOSSES`, is a cell of METHODS. Plug-ins add theirs.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method.assignment import Prototypes
 from nnclr_hub.method.gather import ALONE, Gather
 from nnclr_hub.method.large_batch import in_chunks
-from nnclr_hub.method.losses import LOSSES, replaced
 from nnclr_hub.method.methods import Method
 from nnclr_hub.method.momentum import MomentumEncoder
-from nnclr_hub.method.multicrop import encode_views
 from nnclr_hub.method.neighbors import Neighbors
-from nnclr_hub.method.objectives import Objective
+from nnclr_hub.method.objectives import (
+    Objective,
+    Prototypes,
+    info_nce,
+    lejepa_loss,
+    mean_shift,
+    negative_cosine,
+    queue_info_nce,
+    random_directions,
+    relation_loss,
+    sinkhorn,
+    swapped_prediction,
+)
 from nnclr_hub.method.support_set import SupportSet
-from nnclr_hub.method.targets import TARGETS, Batch
 
 LARGE = 2  # number of large views; targets and neighbors come from these
+DIRECTIONS = 256  # random directions of SIGReg in a step
+
+
+# ---- targets: what predictions are compared with
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a target may depend on.
+
+    own: (B, D) projections of the two large views by the target encoder.
+    p: (B, D) predictions of all views.
+    ids: (B,) int64 sample numbers, or None.
+    labels: (B,) int64 classes, or None.
+    neighbor_share: see `Learner.forward`.
+    """
+
+    own: Sequence[Tensor]
+    p: Sequence[Tensor]
+    ids: Tensor | None = None
+    labels: Tensor | None = None
+    neighbor_share: float | Tensor = 1.0
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The targets of a batch.
+
+    of: a tensor for each large view; most losses need (B, D).
+    found: lookup results of the large views; empty if no target is a row of Q or a mean of rows.
+    share: share of the batch whose target is the neighbor, a scalar in [0, 1]; None: 0.
+    """
+
+    of: Sequence[Tensor]
+    found: Sequence[Neighbors] = ()
+    share: Tensor | None = None
+
+
+def view(learner: Learner, batch: Batch) -> Targets:
+    """Return the view itself, which the predictions of the other views must match (eq. 2)."""
+    return Targets([z.detach() for z in batch.own] if learner.method.stop_gradient else batch.own)
+
+
+def neighbor(learner: Learner, batch: Batch) -> Targets:
+    """Return NN(z, Q) of each large view (eqs. 3 and 4), for the most similar `neighbor_share` of the batch."""
+    assert learner.support_set is not None
+    views = len(batch.own)
+    ids, labels = (None if one is None else one.repeat(views) for one in (batch.ids, batch.labels))
+    # of all views in one product, which reads Q once
+    found = learner.support_set.lookup(torch.cat(list(batch.own)), ids, labels).split(views)
+    of = [_mixed(learner, z, nn, batch.neighbor_share) for z, nn in zip(batch.own, found, strict=True)]
+    count = _count(len(batch.own[0]), batch.neighbor_share, batch.own[0].device)
+    return Targets(of, found, (count / len(batch.own[0])).float())
+
+
+def nearest_mean(learner: Learner, batch: Batch) -> Targets:
+    """Return each large view's own embedding with its nearest rows of Q, (B, k, D) (mean shift)."""
+    assert learner.support_set is not None
+    k = learner.mean_of
+    found = [learner.support_set.nearest_k(z, k, batch.ids) for z in batch.own]
+    first = [F.normalize(z.detach().float())[:, None] for z in batch.own]
+    of = [torch.cat([own, rows], dim=1)[:, :k] for own, (rows, _) in zip(first, found, strict=True)]
+    return Targets(of, [nearest for _, nearest in found])
+
+
+def assignment(learner: Learner, batch: Batch) -> Targets:
+    """Return the assignment of each large view to prototypes, (B, K) (SwAV)."""
+    return Targets([sinkhorn(p, learner.target_temperature, gather=learner.gather) for p in batch.p[: len(batch.own)]])
+
+
+def _mixed(learner: Learner, z: Tensor, found: Neighbors, share: float | Tensor) -> Tensor:
+    """Return neighbors for the most similar `share` of the batch and views for the rest: (B, D) float32."""
+    assert learner.support_set is not None
+    guided = learner.support_set.guided
+    if isinstance(share, float | int) and share == 1 and not guided:
+        return found.embeddings
+    # the most similar of the whole batch, so the choice does not depend on the number of ranks
+    order = learner.gather(found.similarity).argsort(descending=True, stable=True)
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=z.device))
+    own_places = place[learner.gather.rank * len(z) :][: len(z)]
+    use_neighbor = own_places < _count(len(order), share, z.device)
+    if guided:  # without a row that metadata allows, the view itself is the target
+        use_neighbor &= found.similarity.isfinite()
+    own = z if learner.has_negatives else z.detach()  # without negatives, a gradient through both sides collapses
+    return torch.where(use_neighbor[:, None], found.embeddings, own.float())
+
+
+def _count(batch: int, share: float | Tensor, device: torch.device) -> Tensor:
+    """Return the number of images with a neighbor as target, a scalar tensor; half is rounded to even."""
+    return (torch.as_tensor(share, dtype=torch.float64).to(device, non_blocking=True) * batch).round()
+
+
+TARGETS: dict[str, Callable[[Learner, Batch], Targets]] = {
+    "view": view,
+    "neighbor": neighbor,
+    "nearest_mean": nearest_mean,
+    "assignment": assignment,
+}
+
+
+# ---- losses: how they are compared
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss of a batch, and what a learner has to know about it.
+
+    compute: (learner, batch, targets) -> scalar.
+    has_negatives: whether it keeps representations apart by itself, so that a target may pass a gradient.
+    takes_objective: whether `Learner(objective=)` may replace it: one (B, D) target for each image, no rows of Q.
+    chance: (learner, B) -> loss of a network that cannot distinguish the images of a batch; None: no such value.
+    """
+
+    compute: Callable[[Learner, Batch, Targets], Tensor]
+    has_negatives: bool = True
+    takes_objective: bool = False
+    chance: Callable[[Learner, int], float] | None = None
+
+
+def replaced(objective: Objective) -> Loss:
+    """Return the loss of an objective of the user."""
+
+    def compare(learner: Learner, target: Tensor, predictions: Tensor) -> Tensor:
+        loss = objective(target, predictions, learner.temperature, gather=learner.gather)
+        if not isinstance(loss, Tensor) or loss.ndim or not loss.is_floating_point():
+            raise InvalidRequest(f"The objective must return a scalar tensor, got {getattr(loss, 'shape', loss)}.")
+        return loss
+
+    return Loss(_pairs(compare))
+
+
+def _over_pairs(compare: Callable[[int, Tensor], Tensor], targets: int, predictions: Sequence[Tensor]) -> Tensor:
+    """Return the mean of compare(i, the predictions (V, B, D) of all views but i) over the large views i.
+
+    With two views this is Algorithm 1: L(NN1, p2) / 2 + L(NN2, p1) / 2. With small views (multi-crop, section 4.2) each
+    target is compared with the predictions of every other view, all in one call, and the mean is over those pairs.
+    """
+    others = [torch.stack([p for j, p in enumerate(predictions) if j != i]) for i in range(targets)]
+    return torch.stack([compare(i, one) for i, one in enumerate(others)]).mean()
+
+
+def _pairs(compare: Callable[[Learner, Tensor, Tensor], Tensor]) -> Callable[[Learner, Batch, Targets], Tensor]:
+    return lambda learner, batch, targets: _over_pairs(
+        lambda i, others: compare(learner, targets.of[i], others), len(targets.of), batch.p
+    )
+
+
+def _in_queue(
+    compare: Callable[[Learner, Tensor, Tensor, Tensor | None], Tensor],
+) -> Callable[[Learner, Batch, Targets], Tensor]:
+    """Do the same next to the rows of Q but the images' own rows and their neighbors."""
+
+    def compute(learner: Learner, batch: Batch, targets: Targets) -> Tensor:
+        support = learner.support_set
+        assert support is not None
+        own, left_out = support.own_rows(batch.ids), [None] * len(targets.of)  # (B, M) bool each; None: no row
+        if targets.found:
+            places = torch.arange(support.size, device=targets.found[0].index.device)
+            left_out = [found.index[:, None] == places for found in targets.found]
+        left_out = [one if own is None else own if one is None else own | one for one in left_out]
+        return _over_pairs(
+            lambda i, others: compare(learner, targets.of[i], others, left_out[i]), len(targets.of), batch.p
+        )
+
+    return compute
+
+
+def _info_nce(learner: Learner, target: Tensor, predictions: Tensor) -> Tensor:
+    return info_nce(
+        target,
+        predictions,
+        learner.temperature,
+        transposed_term=learner.transposed_term,
+        anchor=learner.method.anchor,
+        gather=learner.gather,
+    )
+
+
+def _queue_info_nce(learner: Learner, target: Tensor, predictions: Tensor, left_out: Tensor | None) -> Tensor:
+    return queue_info_nce(target, predictions, _queue(learner), learner.temperature, left_out)
+
+
+def _relation(learner: Learner, target: Tensor, predictions: Tensor, left_out: Tensor | None) -> Tensor:
+    taus = learner.temperature, learner.target_temperature
+    return relation_loss(target, predictions, _queue(learner), *taus, learner.method.positive_weight, left_out)
+
+
+def _lejepa(learner: Learner, batch: Batch, targets: Targets) -> Tensor:
+    stacked = torch.stack(list(batch.p))  # (V, B, D)
+    directions = random_directions(stacked.shape[2], DIRECTIONS, stacked.device)
+    return lejepa_loss(stacked, directions, learner.sigreg_weight, len(targets.of), learner.gather)
+
+
+def _queue(learner: Learner) -> Tensor:
+    assert learner.support_set is not None
+    return learner.support_set.queue
+
+
+LOSSES: dict[str, Loss] = {
+    "info_nce": Loss(_pairs(_info_nce), takes_objective=True, chance=lambda _, batch: math.log(batch)),
+    "queue_info_nce": Loss(_in_queue(_queue_info_nce), chance=lambda learner, _: math.log(1 + len(_queue(learner)))),
+    "negative_cosine": Loss(
+        _pairs(lambda _, target, predictions: negative_cosine(target, predictions)),
+        has_negatives=False,
+        takes_objective=True,
+    ),
+    "mean_shift": Loss(_pairs(lambda _, target, predictions: mean_shift(target, predictions)), has_negatives=False),
+    "relation": Loss(_in_queue(_relation)),
+    "swapped_prediction": Loss(
+        _pairs(lambda learner, target, predictions: swapped_prediction(target, predictions, learner.temperature)),
+        chance=lambda learner, _: math.log(len(learner.prediction.weight)),  # type: ignore[arg-type],
+    ),
+    "lejepa": Loss(_lejepa),
+}
+
+
+# ---- the learner
 
 
 @dataclass(frozen=True)
@@ -170,8 +399,8 @@ class Learner(nn.Module):
                 through both sides for InfoNCE (eq. 2), without gradient for the negative cosine (SimSiam). A scalar
                 tensor on the device of the views gives the same operations for any share, as a CUDA graph needs.
         """
-        z = encode_views(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views, LARGE)  # (B, D)
-        p = encode_views(self.prediction, z, LARGE)  # (B, D)
+        z = _encode(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views)  # (B, D)
+        p = _encode(self.prediction, z)  # (B, D)
         own = z[:LARGE]
         if self.momentum is not None or self.teacher is not None:
             own = [self.project(x, ids) for x in views[:LARGE]]
@@ -215,6 +444,21 @@ class Learner(nn.Module):
             return self.teacher[ids]
         backbone, projection = self.target
         return projection(in_chunks(backbone, x, self.chunk))
+
+
+def _encode(network: Callable[[Tensor], Tensor], views: Sequence[Tensor]) -> list[Tensor]:
+    """Return the output (B, D) of each view, in order: of large views one at a time, of small ones together by size.
+
+    Batch norm then sees each large view separately, as without small views.
+    """
+    encoded = {number: network(x) for number, x in enumerate(views[:LARGE])}
+    small: dict[torch.Size, list[int]] = {}
+    for number, x in enumerate(views[LARGE:], LARGE):
+        small.setdefault(x.shape, []).append(number)
+    for numbers in small.values():
+        together = network(torch.cat([views[number] for number in numbers]))
+        encoded |= dict(zip(numbers, together.chunk(len(numbers)), strict=True))
+    return [encoded[number] for number in range(len(views))]
 
 
 # the learners that a recipe can name; each takes the arguments of Learner. Plug-ins add theirs

@@ -31,6 +31,7 @@ whose neighbors are those of the teacher.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 LastNorm = Literal["affine", "plain", "none"]  # of a projection head
@@ -68,41 +69,28 @@ class Method:
     uses_support_set: bool = False
 
 
+_with_queue = partial(Method, uses_support_set=True)
 METHODS: dict[str, Method] = {
     row.name: row
     for row in (
         Method("simclr", "online", "view", False, "none", "info_nce", "simclr"),
-        Method("nnclr", "online", "neighbor", True, "paper", "info_nce", "nnclr", uses_support_set=True),
-        Method("queue_nnclr", "online", "neighbor", True, "paper", "queue_info_nce", "nnclr", uses_support_set=True),
+        _with_queue("nnclr", "online", "neighbor", True, "paper", "info_nce", "nnclr"),
+        _with_queue("queue_nnclr", "online", "neighbor", True, "paper", "queue_info_nce", "nnclr"),
         Method("simsiam", "online", "view", True, "simsiam", "negative_cosine", "simsiam"),
-        Method("nnsiam", "online", "neighbor", True, "simsiam", "negative_cosine", "simsiam", uses_support_set=True),
+        _with_queue("nnsiam", "online", "neighbor", True, "simsiam", "negative_cosine", "simsiam"),
         Method("byol", "momentum", "view", True, "paper", "negative_cosine", "byol", loss_scale=4.0),
-        Method("momentum_nnclr", "momentum", "neighbor", True, "paper", "info_nce", "nnclr", uses_support_set=True),
+        _with_queue("momentum_nnclr", "momentum", "neighbor", True, "paper", "info_nce", "nnclr"),
         Method("momentum_simclr", "momentum", "view", True, "none", "info_nce", "simclr"),
-        Method("moco_v2", "momentum", "view", True, "none", "queue_info_nce", "simclr", uses_support_set=True),
+        _with_queue("moco_v2", "momentum", "view", True, "none", "queue_info_nce", "simclr"),
         Method("moco_v3", "momentum", "view", True, "paper", "info_nce", "moco_v3", anchor="prediction"),
-        Method(
-            "msf",
-            "momentum",
-            "nearest_mean",
-            True,
-            "paper",
-            "mean_shift",
-            "byol",
-            loss_scale=4.0,
-            uses_support_set=True,
-        ),
-        Method(
-            "ressl", "momentum", "view", True, "none", "relation", "simclr", positive_weight=0.0, uses_support_set=True
-        ),
-        Method(
-            "sce", "momentum", "view", True, "none", "relation", "simclr", positive_weight=0.5, uses_support_set=True
-        ),
+        _with_queue("msf", "momentum", "nearest_mean", True, "paper", "mean_shift", "byol", loss_scale=4.0),
+        _with_queue("ressl", "momentum", "view", True, "none", "relation", "simclr", positive_weight=0.0),
+        _with_queue("sce", "momentum", "view", True, "none", "relation", "simclr", positive_weight=0.5),
         Method("swav", "online", "assignment", True, "prototypes", "swapped_prediction", "swav"),
         Method("lejepa", "online", "view", False, "none", "lejepa", "lejepa"),
         Method("teacher", "teacher", "view", True, "none", "info_nce", "teacher"),
         Method("teacher_cosine", "teacher", "view", True, "none", "negative_cosine", "teacher"),
-        Method("teacher_nnclr", "teacher", "neighbor", True, "none", "info_nce", "teacher", uses_support_set=True),
+        _with_queue("teacher_nnclr", "teacher", "neighbor", True, "none", "info_nce", "teacher"),
     )
 }
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method.neighbors import Mask, Neighbors, nearest, nearest_other, soft_nearest, top_k
+from nnclr_hub.method.neighbors import ALL, Mask, Neighbors, nearest, soft_nearest, top_k
 
 Pick = Literal["nearest", "soft", "oracle"]
 Replacement = Literal["fifo", "random"]
@@ -87,31 +87,18 @@ class SupportSet(nn.Module):
             raise InvalidRequest(f"size, dim and k must be at least 1; got size={size}, dim={dim}, k={k}.")
         if k > 1 and pick == "soft":
             raise InvalidRequest(f"pick='soft' averages all rows and does not accept k={k}; leave k at 1.")
-        self.mask_own = mask_own
-        self.pick = pick
-        self.k = k
-        self.soft_temperature = soft_temperature
-        self.replacement = replacement
-        self.seed = seed
+        self.size, self.mask_own, self.pick, self.k = size, mask_own, pick, k
+        self.soft_temperature, self.replacement, self.seed = soft_temperature, replacement, seed
+        self.guided = same is not None or not_same is not None  # metadata decides which rows may be neighbors
         start = torch.randn(size, dim, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("queue", F.normalize(start))
-        self.register_buffer("ids", torch.full((size,), UNKNOWN))
-        self.register_buffer("labels", torch.full((size,), UNKNOWN))
-        self.register_buffer("enqueued_at", torch.full((size,), UNKNOWN))
-        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("enqueues", torch.zeros((), dtype=torch.int64))
+        for name in ("ids", "labels", "enqueued_at"):
+            self.register_buffer(name, torch.full((size,), UNKNOWN))
+        for name in ("pointer", "enqueues"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64))
         self.register_buffer("same", same, persistent=False)
         self.register_buffer("not_same", not_same, persistent=False)
         self._count = 0  # copy of `enqueues` on the CPU: reading the buffer for a seed would synchronize a GPU
-
-    @property
-    def size(self) -> int:
-        return len(self.queue)
-
-    @property
-    def guided(self) -> bool:
-        """Whether metadata decides which rows may be neighbors."""
-        return self.same is not None or self.not_same is not None
 
     # ---- reading
 
@@ -120,7 +107,7 @@ class SupportSet(nn.Module):
         """Find NN(z, Q) for each row (eq. 4), in float32 even under autocast.
 
         Args:
-            z: (B, D) float projections, not normalized.
+            z: (B, D) float projections, not normalized; of several views one after the other.
             ids: (B,) int64 sample numbers >= 0, for `mask_own`.
             labels: (B,) int64 classes, -1 where unknown; required by the oracle.
 
@@ -128,10 +115,13 @@ class SupportSet(nn.Module):
             InvalidRequest: rows of another length, or pick="oracle" without labels.
         """
         self._require_rows(z)
+        own, other = self._masks(ids)
+        mask = _either(own, other)
         with torch.autocast(z.device.type, enabled=False):
             z = F.normalize(z.float())
-            similarity, index, own = self._nearest(z, ids)
-            mask = self._mask(ids)
+            similarity, index, was_own = nearest(z, self.queue, own, other)
+            if own is None and ids is not None:
+                was_own = self.ids[index] == ids
             if self.pick == "oracle":
                 similarity, index = self._nearest_of_class(z, labels, mask, similarity, index)
             elif self.k > 1:
@@ -139,7 +129,7 @@ class SupportSet(nn.Module):
             embeddings = self.queue[index].float()
             if self.pick == "soft":
                 embeddings = F.normalize(soft_nearest(z, self.queue, self.soft_temperature, mask))
-        return Neighbors(embeddings, index, similarity, own)
+        return Neighbors(embeddings, index, similarity, was_own)
 
     @torch.no_grad()
     def nearest_k(self, z: Tensor, k: int, ids: Tensor | None = None) -> tuple[Tensor, Neighbors]:
@@ -149,14 +139,11 @@ class SupportSet(nn.Module):
             z: (B, D) float projections, not normalized.
             k: at most the size of the support set.
             ids: (B,) int64 sample numbers >= 0, for `mask_own`.
-
-        Raises:
-            InvalidRequest: rows of another length.
         """
         self._require_rows(z)
         with torch.autocast(z.device.type, enabled=False):
             unit = F.normalize(z.float())
-            similarity, index = top_k(unit, self.queue, k, self._mask(ids))
+            similarity, index = top_k(unit, self.queue, k, _either(*self._masks(ids)))
             rows = self.queue[index].float()
             if self.guided:
                 rows = torch.where(similarity.isfinite()[..., None], rows, unit[:, None])
@@ -165,58 +152,34 @@ class SupportSet(nn.Module):
 
     def own_rows(self, ids: Tensor | None) -> Tensor | None:
         """Return where rows are older embeddings of the batch's images, (B, M) bool; None if nothing is masked."""
-        return self._own_rows(ids)(slice(None)) if self.mask_own and ids is not None else None
+        return ids[:, None] == self.ids if self.mask_own and ids is not None else None
 
-    def _nearest(self, z: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return similarity and index of the nearest row, and whether the sample's own row was nearest."""
-        excluded = self._other_metadata(ids)
-        if ids is None or not self.mask_own:
-            similarity, index = nearest(z, self.queue, excluded)
-            own = torch.zeros_like(index, dtype=torch.bool) if ids is None else self.ids[index] == ids
-            return similarity, index, own
-        return nearest_other(z, self.queue, self._own_rows(ids), excluded)
-
-    def _own_rows(self, ids: Tensor) -> Mask:
-        return lambda rows: ids[:, None] == self.ids[None, rows]
-
-    def _mask(self, ids: Tensor | None) -> Mask | None:
-        """Return the pairs that must not be neighbors: own rows, and those of other metadata."""
-        own = self._own_rows(ids) if self.mask_own and ids is not None else None
-        other = self._other_metadata(ids)
-        if own is None or other is None:
-            return own or other
-        return lambda rows: own(rows) | other(rows)
-
-    def _other_metadata(self, ids: Tensor | None) -> Mask | None:
-        """Return the pairs that metadata forbids; None without metadata."""
-        if not self.guided:
-            return None
-        if ids is None:
+    def _masks(self, ids: Tensor | None) -> tuple[Mask | None, Mask | None]:
+        """Return the pairs of an image with its own rows, and those that metadata forbids; None for no pair."""
+        if self.guided and ids is None:
             raise InvalidRequest("Neighbors by metadata need the numbers of the samples; pass ids.")
+        if ids is None:
+            return None, None
 
-        def other(rows: slice) -> Tensor:
+        def other(queries: Tensor | slice, rows: slice) -> Tensor:
             place = self.ids[rows].clamp(min=0)
-            forbidden = (self.ids[rows] < 0)[None].expand(len(ids), -1)  # initial random rows
+            forbidden = self.ids[rows] < 0  # initial random rows
             for table, equal in ((self.same, True), (self.not_same, False)):
                 for column in table.T if table is not None else ():
-                    mine, theirs = column[ids][:, None], column[place][None]
+                    mine, theirs = column[ids[queries]][:, None], column[place]
                     forbidden = forbidden | ((mine == theirs) != equal) | (mine < 0) | (theirs < 0)
             return forbidden
 
-        return other
+        own: Mask = lambda queries, rows: ids[queries, None] == self.ids[rows]  # noqa: E731
+        return own if self.mask_own else None, other if self.guided else None
 
     def _nearest_of_class(
-        self, z: Tensor, labels: Tensor | None, own: Mask | None, fallback: Tensor, fallback_index: Tensor
+        self, z: Tensor, labels: Tensor | None, mask: Mask | None, fallback: Tensor, fallback_index: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Find the nearest row (or one of the k nearest) of the query's class, or return the fallback."""
         if labels is None:
             raise InvalidRequest("pick='oracle' needs the classes of the batch; pass `labels` to lookup.")
-
-        def others(rows: slice) -> Tensor:
-            other = labels[:, None] != self.labels[None, rows]
-            return other if own is None else other | own(rows)
-
-        similarity, index = _sample_one(*top_k(z, self.queue, self.k, others))
+        other_class: Mask = lambda queries, rows: labels[queries, None] != self.labels[rows]  # noqa: E731
+        similarity, index = _sample_one(*top_k(z, self.queue, self.k, _either(other_class, mask)))
         found = (labels != UNKNOWN) & similarity.isfinite()
         return torch.where(found, similarity, fallback), torch.where(found, index, fallback_index)
 
@@ -257,20 +220,11 @@ class SupportSet(nn.Module):
 
     @torch.no_grad()
     def refill(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
-        """Replace all rows: "NNs from current encoder", where Q is a random set embedded at each step.
-
-        Args:
-            z: (M, D) float projections, not normalized.
-            ids: (M,) int64 sample numbers, or None.
-            labels: (M,) int64 classes, or None.
-
-        Raises:
-            InvalidRequest: the number of rows differs from the size of the support set.
-        """
+        """Replace all rows, as `enqueue` with (M, D): "NNs from current encoder", where Q is embedded at each step."""
         self._require_rows(z, ids, labels)
         if len(z) != self.size:
             raise InvalidRequest(f"refill needs {self.size} rows, the size of the support set; got {len(z)}.")
-        self._write(slice(None), z, ids, labels)
+        self._write(ALL, z, ids, labels)
 
     def _require_rows(self, z: Tensor, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
         if z.shape[1:] != self.queue.shape[1:] or any(one is not None and len(one) != len(z) for one in (ids, labels)):
@@ -291,6 +245,12 @@ class SupportSet(nn.Module):
     def _load_from_state_dict(self, *arguments: Any, **named: Any) -> None:
         super()._load_from_state_dict(*arguments, **named)
         self._count = int(self.enqueues)
+
+
+def _either(one: Mask | None, other: Mask | None) -> Mask | None:
+    if one is None or other is None:
+        return one or other
+    return lambda queries, rows: one(queries, rows) | other(queries, rows)
 
 
 def _sample_one(similarity: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:

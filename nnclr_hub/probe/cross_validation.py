@@ -73,9 +73,6 @@ def out_of_fold(
         labels: (N,) int64, 0 ... C - 1, of at least two classes.
         classifier: "linear": `fit_linear_probe`, with calibrated probabilities; "knn": `knn_classify` with k = 10.
         progress: called with (done, total), counted in folds.
-
-    Raises:
-        InvalidRequest: fewer than two classes, or fewer rows than folds.
     """
     count, classes = len(labels), int(labels.max(initial=-1)) + 1
     if count < FOLDS or len(np.unique(labels)) < 2 or len(features) != count:

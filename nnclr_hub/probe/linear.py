@@ -176,7 +176,6 @@ def _targets(labels: Sequence[Label] | np.ndarray, classes: Sequence[Label]) -> 
 
 
 def _loss(logits: Tensor, y: Tensor) -> float:
-    """Return the mean cross-entropy with several labels per row."""
     known = ~y.isnan()
     return float(F.binary_cross_entropy_with_logits(logits[known], y[known]))
 

@@ -151,9 +151,6 @@ class LinearProbe:
 
         Args:
             weights, about: contents of probe.safetensors and probe.json.
-
-        Raises:
-            InvalidRequest: they are damaged.
         """
         from safetensors import SafetensorError
         from safetensors.numpy import load
@@ -197,11 +194,7 @@ class LinearProbe:
 
 
 def feature_matrix(features: np.ndarray) -> np.ndarray:
-    """Return (N, D) float32 or float16, contiguous; not a copy if it already is.
-
-    Raises:
-        InvalidRequest: another shape, or NaN or infinity, with the first such row.
-    """
+    """Return (N, D) float32 or float16, contiguous; not a copy if it already is."""
     x = np.asarray(features)
     if x.ndim != 2:
         raise InvalidRequest(f"Features must be an (N, D) array, got shape {x.shape}.")

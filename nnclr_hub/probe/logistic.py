@@ -212,7 +212,6 @@ class Solver:
         return loss, torch.cat([(weight - bias * self.basis.mean) @ self.basis.axes, bias], dim=1)
 
     def _on_raw_rows(self, theta: Tensor) -> Tensor:
-        """Convert parameters: w = theta axes^T, and b = theta_0 - w mean."""
         weight = theta[:, :-1] @ self.basis.axes.T
         return torch.cat([weight, (theta[:, -1] - weight @ self.basis.mean)[:, None]], dim=1)
 

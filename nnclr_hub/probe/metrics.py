@@ -49,9 +49,6 @@ def average_precision_11(scores: np.ndarray, relevant: np.ndarray) -> float:
     Args:
         scores: (N,) float, higher is more confident.
         relevant: (N,) bool; at least one.
-
-    Raises:
-        InvalidRequest: no row is relevant.
     """
     _same_length(scores, relevant)
     relevant = np.asarray(relevant, bool)
@@ -78,9 +75,6 @@ def mean_average_precision_11(
         relevant: (N, C) bool.
         counts: (N, C) bool, rows that count for a class; VOC leaves its "difficult" ones out. Default all.
         absent: what to do with classes without a relevant row; if no class has one, the mean is 0.
-
-    Raises:
-        InvalidRequest: a class has no relevant row, and `absent` is "refused".
     """
     counts = np.ones_like(relevant, bool) if counts is None else counts
     columns = [c for c in range(scores.shape[1]) if absent == "refused" or (relevant & counts)[:, c].any()]
@@ -168,11 +162,7 @@ def _same_length(one: object, other: object) -> None:
 
 
 def require_finite(features: np.ndarray) -> None:
-    """Check rows (N, D) for NaN and infinity, piece by piece: one such row would spoil every average.
-
-    Raises:
-        InvalidRequest: with the first such row and their number.
-    """
+    """Check rows (N, D) for NaN and infinity, piece by piece: one such row would spoil every average."""
     rows = max(1, PIECE // max(1, features.shape[1]))
     bad = [
         start + place

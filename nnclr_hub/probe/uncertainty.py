@@ -40,9 +40,6 @@ def confidence_interval(each: np.ndarray, *, seed: int = 0) -> tuple[float, floa
     Args:
         each: (N,) float; for accuracy 0 or 1.
         seed: of the resampling.
-
-    Raises:
-        InvalidRequest: no values.
     """
     low, high = np.quantile(_bootstrap_means(_values(each), seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
@@ -57,9 +54,6 @@ def paired_difference(first: np.ndarray, second: np.ndarray, *, seed: int = 0) -
     Args:
         first, second: (N,) float, one value per image.
         seed: of the resampling.
-
-    Raises:
-        InvalidRequest: no values, or different numbers of them.
     """
     first, second = _values(first), _values(second)
     if len(first) != len(second):
@@ -84,7 +78,6 @@ def _values(each: np.ndarray) -> np.ndarray:
 
 
 def _bootstrap_means(values: np.ndarray, seed: int) -> np.ndarray:
-    """Return RESAMPLES means of len(values) values drawn with replacement."""
     random = np.random.default_rng(seed)
     count = len(values)
     return np.concatenate([values[random.integers(0, count, (rows, count))].mean(axis=1) for rows in _pieces(count)])

@@ -1,18 +1,17 @@
-"""Export of a collection to a folder of Parquet and safetensors files, and import into any store.
+"""Export of a collection to a folder of Parquet files, and import into any store.
 
 export_collection(store.get("photos"), Path("photos-export"))
 import_collection(other_store, "photos", Path("photos-export"))
 
-collection.json             format, name, specification, counts, size and SHA-256 of every other file
-items-00000.parquet         id, metadata (JSON text), thumbnail (JPEG bytes or null), in ascending order of the ids
-vectors-00000.safetensors   one tensor "vectors" (n, D), float32 or float16, in the same order
+collection.json        format, name, specification; of every other file its items, size and SHA-256
+items-00000.parquet    id, metadata (JSON text), thumbnail (JPEG bytes or null), vector (D numbers, float32 or float16),
+                       in ascending order of the ids
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -34,12 +33,12 @@ from nnclr_hub.errors import (
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.store.disk import written_whole
+from nnclr_hub.store.disk import fsync_folder, written_whole
 from nnclr_hub.store.spec import CollectionSpec
 
-MANIFEST, FORMAT, VERSION = "collection.json", "nnclr_hub collection", 3
-SHARD_ITEMS = 50_000
-SHARD_BYTES = 128 * 1024 * 1024  # of vectors, which are collected in memory
+MANIFEST, FORMAT, VERSION = "collection.json", "nnclr_hub collection", 4
+FILE_ITEMS = 50_000
+FILE_BYTES = 128 << 20  # of vectors
 BATCH = 1000
 # vectors must be comparable; indexed keys and the kind of index may differ
 MUST_AGREE = ("dim", "metric", "precision")
@@ -53,12 +52,7 @@ class Manifest:
     spec: CollectionSpec
     items: int
     thumbnails: bool
-    shards: tuple[dict[str, Any], ...]  # of each the `count`, and name, size and SHA-256 of its `items` and `vectors`
-
-    @property
-    def files(self) -> list[dict[str, Any]]:
-        """All files but the manifest."""
-        return [shard[kind] for shard in self.shards for kind in ("items", "vectors")]
+    files: tuple[dict[str, Any], ...]  # of each the name as `file`, `items`, `size` in bytes and `sha256`
 
     @property
     def size(self) -> int:
@@ -109,7 +103,7 @@ def export_collection(
     if folder.exists() or folder.is_symlink():
         raise InvalidRequest(f"{folder} exists already; choose a new folder.")
     done, total, spec = 0, collection.count(), collection.spec
-    most = min(SHARD_ITEMS, max(BATCH, SHARD_BYTES // (4 * spec.dim)))
+    most = min(FILE_ITEMS, max(BATCH, FILE_BYTES // (4 * spec.dim)))
 
     def read() -> Iterator[list[Item]]:
         nonlocal done
@@ -118,42 +112,42 @@ def export_collection(
             done += len(items)
             progress(done, max(done, total))
 
-    batches, shards = read(), []
+    batches, files = read(), []
     with written_whole(folder) as partial:
         while (first := next(batches, None)) is not None:
             rest = islice(batches, most // BATCH - 1)
-            shards.append(_write_shard(partial, len(shards), chain([first], rest), spec))
-        manifest = Manifest(collection.name, spec, done, thumbnails, tuple(shards))
+            files.append(_write(partial / _name(len(files)), chain([first], rest), spec))
+        manifest = Manifest(collection.name, spec, done, thumbnails, tuple(files))
         content = {"format": FORMAT, "version": VERSION, **asdict(manifest)}
         replace_file(partial / MANIFEST, json.dumps(content, indent=1) + "\n", durable=True)
     return manifest
 
 
-def _write_shard(folder: Path, number: int, batches: Iterable[list[Item]], spec: CollectionSpec) -> dict[str, Any]:
-    """Write the two files of a shard, and return their description."""
+def _write(path: Path, batches: Iterable[list[Item]], spec: CollectionSpec) -> dict[str, Any]:
+    """Write a file, and return its description."""
     import pyarrow
     from pyarrow.parquet import ParquetWriter
-    from safetensors.numpy import save
 
-    paths = [folder / name for name in _names(number)]
-    columns = {"id": pyarrow.string(), "metadata": pyarrow.string(), "thumbnail": pyarrow.binary()}
-    vectors: list[np.ndarray] = []
-    with ParquetWriter(paths[0], pyarrow.schema(columns), compression="zstd") as writer:
+    number, count = (pyarrow.float32() if spec.precision == "f32" else pyarrow.float16()), 0
+    vector = pyarrow.list_(number, spec.dim)
+    types = {"id": pyarrow.string(), "metadata": pyarrow.string(), "thumbnail": pyarrow.binary(), "vector": vector}
+    with ParquetWriter(path, pyarrow.schema(types), compression="zstd", use_dictionary=False) as writer:
         for items in batches:
-            rows = [(item.id, metadata_json(item), item.thumbnail) for item in items]
-            writer.write_table(pyarrow.table(list(map(list, zip(*rows, strict=True))), schema=writer.schema))
-            vectors += [item.vector for item in items]
-    stored = np.stack(vectors).astype(np.float32 if spec.precision == "f32" else np.float16)
-    paths[1].write_bytes(save({"vectors": stored}))
-    for path in paths:
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    files = [{"file": path.name, "size": path.stat().st_size, "sha256": _sha256(path)} for path in paths]
-    return {"count": len(vectors), "items": files[0], "vectors": files[1]}
+            numbers = np.concatenate([item.vector for item in items]).astype(number.to_pandas_dtype())
+            columns = [
+                [item.id for item in items],
+                [metadata_json(item) for item in items],
+                [item.thumbnail for item in items],
+                pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector),
+            ]
+            writer.write_table(pyarrow.table(columns, schema=writer.schema))
+            count += len(items)
+    fsync_folder(path)
+    return {"file": path.name, "items": count, "size": path.stat().st_size, "sha256": _sha256(path)}
 
 
-def _names(number: int) -> tuple[str, str]:
-    return f"items-{number:05}.parquet", f"vectors-{number:05}.safetensors"
+def _name(number: int) -> str:
+    return f"items-{number:05}.parquet"
 
 
 def _sha256(path: Path) -> str:
@@ -206,7 +200,7 @@ def import_collection(
     # as long as the collection has items, they must be the first ones of the export: an interrupted import stored them
     is_compared = not (into or created or collection.count() == 0)
     cursor, done, written = None, 0, 0
-    for items in chain.from_iterable(_read_shard(folder, number) for number in range(len(manifest.shards))):
+    for items in chain.from_iterable(_read(folder / file["file"], manifest.spec.dim) for file in manifest.files):
         missing = items
         if is_compared:
             page = collection.scroll(cursor, len(items))
@@ -242,30 +236,26 @@ def read_manifest(folder: Path) -> Manifest:
             f"{VERSION}; import it with the version that wrote it."
         )
     try:
-        spec, shards = CollectionSpec(**content["spec"]), tuple(content["shards"])
-        manifest = Manifest(str(content["name"]), spec, content["items"], bool(content["thumbnails"]), shards)
-        names = [name for number in range(len(shards)) for name in _names(number)]
-        if [file["file"] for file in manifest.files] != names:  # a path must not leave the folder
+        spec, files = CollectionSpec(**content["spec"]), tuple(content["files"])
+        manifest = Manifest(str(content["name"]), spec, content["items"], bool(content["thumbnails"]), files)
+        if [file["file"] for file in files] != list(map(_name, range(len(files)))):  # a path must not leave the folder
             raise ValueError("the names of its files")
-        if manifest.items != sum(shard["count"] for shard in shards):
-            raise ValueError("the number of items is not the sum of the shards")
+        if manifest.items != sum(file["items"] for file in files):
+            raise ValueError("the number of items is not the sum of the files")
         return manifest
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise StoreError(f"{path} is invalid ({type(error).__name__}: {str(error)[:150]}); {hint}.") from error
 
 
-def _read_shard(folder: Path, number: int) -> Iterator[list[Item]]:
-    """Yield the items in batches."""
+def _read(path: Path, dim: int) -> Iterator[list[Item]]:
+    """Yield the items of a file in batches."""
     from pyarrow.parquet import ParquetFile
-    from safetensors import safe_open
 
-    table, tensor = (folder / name for name in _names(number))
-    with _readable(tensor), safe_open(tensor, "numpy") as file, _readable(table), ParquetFile(table) as parquet:
-        part, done = file.get_slice("vectors"), 0
-        for rows in parquet.iter_batches(batch_size=BATCH):
-            vectors = part[done : done + len(rows)].astype(np.float32)
+    with _readable(path), ParquetFile(path) as table:
+        for rows in table.iter_batches(batch_size=BATCH):
+            numbers = rows.column("vector").flatten().to_numpy(zero_copy_only=False)
+            vectors = numbers.astype(np.float32).reshape(len(rows), dim)
             columns = (rows.column(name).to_pylist() for name in ("id", "metadata", "thumbnail"))
-            done += len(rows)
             yield [
                 Item(id, vector, json.loads(text), thumbnail)
                 for vector, id, text, thumbnail in zip(vectors, *columns, strict=True)
@@ -275,11 +265,10 @@ def _read_shard(folder: Path, number: int) -> Iterator[list[Item]]:
 @contextmanager
 def _readable(path: Path) -> Iterator[Path]:
     from pyarrow import ArrowException
-    from safetensors import SafetensorError
 
     try:
         yield path
-    except (ArrowException, SafetensorError, ValueError, KeyError, OSError) as error:
+    except (ArrowException, ValueError, KeyError, OSError) as error:
         raise StoreError(
             f"{path} is not as it was exported ({' '.join(str(error).split())[:200]}); copy the export again from its "
             "source."

@@ -23,9 +23,6 @@ class StoreSettings:
 
     # bytes that the index of one collection may use
     memory: int = field(default_factory=default_index_memory)
-    # bytes for the indexes of all collections: if they use more, the least recently used are closed until their next
-    # call
-    total_memory: int = field(default_factory=lambda: default_index_memory() * 3 // 2)
     # smaller collections are searched exhaustively, which is fast enough and exact
     flat_below: int = 50_000
     # smaller collections have no transform: the mean and the variances of fewer vectors say little about the next ones

@@ -29,10 +29,11 @@ from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.table_rows import LabelTable, read_rows
-from nnclr_hub.workbench.metadata_keys import BOX, OFFSET, WINDOW
+from nnclr_hub.workbench.metadata import BOX, OFFSET, WINDOW
 
 if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
+    from nnclr_hub.workbench.requests import FolderRequest
 
 log = logging.getLogger(__name__)
 NO_VECTOR = np.zeros(0, np.float32)
@@ -279,18 +280,14 @@ def list_images_of(
     return Listing(places, origins, by_id, frozenset(untiled), folder, by_file, labels is not None)
 
 
-def check_images(given: str | Path, *, prune: bool = False, labels: LabelTable | None = None) -> int | None:
-    """Report what `list_images_of` would refuse, as far as it is known quickly.
-
-    Returns:
-        The number of images of a folder; None for archives and addresses, which are listed only once.
-    """
-    if labels is not None:
-        read_rows(labels)
-    if not is_packed(given):
-        return len(_found(given, prune=prune)[1])
-    find_places([given])
-    return None
+def check_images(request: FolderRequest) -> None:
+    """Report what `list_images_of` would refuse, as far as it is known quickly; archives are listed only once."""
+    if request.labels is not None:
+        read_rows(LabelTable.of(request.labels))
+    if is_packed(request.folder):
+        find_places([request.folder])
+    else:
+        _found(request.folder, prune=False)
 
 
 def _found(given: str | Path, *, prune: bool) -> tuple[list[Place], list[Source]]:

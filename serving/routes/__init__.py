@@ -1,22 +1,10 @@
-"""The routes with their bodies, one file per resource; `bodies` has the types that several of them use."""
+"""The routes with their bodies, one file per resource; `schemas` has the types that several of them use."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter
 
-from . import (
-    attention,
-    collections,
-    embed,
-    imports,
-    inspections,
-    items,
-    jobs,
-    probes,
-    search,
-    server,
-    transfer,
-)
+from . import attention, collections, embed, imports, inspections, items, jobs, probes, search, server
 
 # in the order of the OpenAPI document
 ROUTERS: tuple[APIRouter, ...] = (
@@ -27,14 +15,13 @@ ROUTERS: tuple[APIRouter, ...] = (
     attention.router,
     collections.router,
     collections.aliases,
-    transfer.router,
     items.router,
     search.router,
     jobs.router,
+    *jobs.starting.values(),
     imports.router,
     probes.router,
     inspections.router,
-    jobs.comparisons,
     server.runs,
 )
 PAGES: tuple[APIRouter, ...] = (server.docs, server.pages)  # which OpenAPI does not describe

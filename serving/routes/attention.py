@@ -22,27 +22,18 @@ from nnclr_hub.encoder.attention import (
     check_opacity,
 )
 from nnclr_hub.encoder.attention import Box as ImageBox
-from nnclr_hub.errors import (
-    CollectionNotFound,
-    FingerprintMismatch,
-    InvalidRequest,
-    MissingDependency,
-    ModelError,
-    RequestTooLarge,
-    UnknownModel,
-)
+from nnclr_hub.errors import InvalidRequest, RequestTooLarge
 from nnclr_hub.images.decode import MAX_PIXELS
 
+from ..access import READ
 from ..answers import JSON, NPY, PNG, PartsResponse, array_response, encoded, wanted
-from ..keys import READ
+from ..engine import Engine
 from ..limits import current_budget, while_connected
-from ..models import Model
 from ..problems import UNREADABLE
 from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, is_form, read_form, read_json
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, Box, CollectionName, ImageText, Integer, Strict, binary, form_body
-from .collections import TYPE
-from .dependencies import Here, Parts, Router, name_of, served_source
+from .router import Here, Parts, Router, name_of, served_source
+from .schemas import FIRST_WRONG, Box, CollectionName, ImageText, Integer, Strict, binary, form_body
 
 Pair = tuple[float, float]
 
@@ -103,18 +94,18 @@ class AttentionResponse(BaseModel):
 router = Router(prefix="/api/v1", tags=["attention"])
 AT_ONCE = 3  # one is decoded, one is on the device, one is rendered; each holds all its images in memory
 MAX_RENDERED_PIXELS = MAX_PIXELS  # of all PNGs in one JSON response
+_ERRORS = "unknown_model model_error collection_not_found fingerprint_mismatch missing_dependency"
 _FIELDS = {"image": "one", "target": "many", "query": "JSON with the other fields"}
 
 
 @router.on(
-    *("POST", "/attention", READ, *UNREADABLE, UnknownModel, ModelError, CollectionNotFound, FingerprintMismatch),
-    *(MissingDependency, TYPE),
+    *("POST", "/attention", READ, f"{UNREADABLE} {_ERRORS}"),
     content={
         NPY: binary("NumPy file of shape (h, w), or (n, h, w) for n targets whose maps have one shape"),
         PNG: binary("The map over the image, in the size of the original. At most one target."),
     },
     response_model=AttentionResponse,
-    openapi_extra=form_body(_FIELDS, required=["image"], json=AttentionRequest),
+    openapi_extra=form_body(_FIELDS, ["image"], AttentionRequest),
 )
 async def attention(request: Request, here: Here) -> Response:
     """Compute what an encoder looks at in an image.
@@ -177,7 +168,7 @@ async def _read(request: Request, here: Parts) -> tuple[AttentionOptions, bytes,
     return body, image, targets
 
 
-def _model(here: Parts, options: AttentionOptions) -> Model:
+def _model(here: Parts, options: AttentionOptions) -> Engine:
     """Return the model that is named, or that of a collection.
 
     Raises:
@@ -186,7 +177,7 @@ def _model(here: Parts, options: AttentionOptions) -> Model:
     if options.collection is None:
         return here.engines.get(served_source(here.engines, options.model))
     source = None if options.model is None else served_source(here.engines, options.model)
-    return cast(Model, here.workbench.embedder(source, options.collection))
+    return cast(Engine, here.workbench.embedder(source, options.collection))
 
 
 def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:

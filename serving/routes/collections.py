@@ -1,4 +1,4 @@
-"""/api/v1/collections: create, describe, drop, count, snapshot and verify collections, and follow their changes.
+"""/api/v1/collections: create, describe, rename, drop, count, snapshot, verify and copy, and follow changes.
 
 /api/v1/aliases: alternative names.
 """
@@ -15,20 +15,9 @@ from typing import Annotated, Any, Literal
 from anyio import to_thread
 from fastapi import Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
-from nnclr_hub.errors import (
-    AnswerTooLarge,
-    ChangesUnavailable,
-    CollectionExists,
-    CollectionNotFound,
-    DiskFull,
-    InvalidFilter,
-    InvalidRequest,
-    ModelError,
-    StoreReadOnly,
-    UnknownModel,
-)
+from nnclr_hub.errors import CollectionExists, CollectionNotFound
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.cancellation import check_cancelled
@@ -38,22 +27,23 @@ from nnclr_hub.store.reports import CollectionInfo
 from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared, IndexName
 from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.inspections import rename_inspections
+from nnclr_hub.workbench.label_keys import KEYS, LabelKeys, read_label_keys, rename_label_keys, write_label_keys
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
+from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
-from ..keys import READ, WRITE
 from ..limits import current_budget, in_thread_while_connected
-from ..request_bodies import json_of
+from ..models import note_changes
 from ..telemetry import measured
-from .bodies import FIRST_WRONG, INTEGRAL, CollectionName, Strict, WhereText, read_where
-from .dependencies import Here, Parts, Router, source_with_reading
-from .where_schema import KEY
+from .router import FAILED_WRITE, Here, Parts, Router, source_with_reading
+from .schemas import FIRST_WRONG, INTEGRAL, CollectionName, IndexedKey, Name, Strict, WhereText, read_where
 
-INDEXABLE = {name: value for name, value in KEY.items() if name != "not"}  # a key that no answer shows may be indexed
 MAX_WAIT = 30.0  # seconds; clients and proxies close connections that are silent for a minute
 WAIT_SHARE = 0.8  # of the deadline of a request
 POLL_SECONDS = 0.1
 POLLS_PER_SECOND = 200  # of all waiting clients together: more clients wait longer between their polls
+MAX_COPIED = 1000  # items with their vectors and thumbnails, in memory
 
 
 class CollectionRequest(Strict):
@@ -62,7 +52,7 @@ class CollectionRequest(Strict):
     model: str | None = None
     dim: Annotated[int, Field(ge=1, le=MAX_DIM), INTEGRAL] | None = None
     metric: Literal["cosine", "dot", "l2"] = "cosine"
-    indexed: Annotated[list[Annotated[str, Field(json_schema_extra=INDEXABLE)]], FIRST_WRONG] = Field(
+    indexed: Annotated[list[IndexedKey], FIRST_WRONG] = Field(
         default=["label"], description="metadata keys to index for fast filters", max_length=MAX_INDEXED
     )
     index: IndexName = "auto"
@@ -117,6 +107,40 @@ class CountResponse(BaseModel):
     count: int
 
 
+class RenameRequest(Strict):
+    name: CollectionName
+
+
+class CopyRequest(Strict):
+    """Items to copy with their vectors, metadata and thumbnails."""
+
+    to: CollectionName
+    ids: Annotated[list[Name], FIRST_WRONG] = Field(max_length=MAX_COPIED)
+    move: bool = Field(False, description="delete the items from this collection afterwards")
+
+
+class CopyResponse(BaseModel):
+    copied: int = Field(description="number of items that existed")
+
+
+LabelOfKey = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=1000)] | None
+
+
+class LabelKeysRequest(Strict):
+    """The metadata key that is labeled, and the labels of the keys 1 to 9; null: the key gives no label."""
+
+    field: Annotated[str, Field(min_length=1, max_length=128)] = "label"
+    labels: list[LabelOfKey] = Field(max_length=KEYS)
+    expected: list[LabelOfKey] | None = Field(
+        None, description="the labels before; 409 if somebody else has changed them", max_length=KEYS
+    )
+
+
+class LabelKeysResponse(BaseModel):
+    field: str
+    labels: list[LabelOfKey]
+
+
 class AliasRequest(Strict):
     collection: CollectionName
 
@@ -150,8 +174,8 @@ class ChangesResponse(Strict):
 
 
 router = Router(prefix="/api/v1/collections", tags=["collections"])
-TYPE = "unsupported_media_type"
-FAILED_WRITE = (StoreReadOnly, DiskFull)
+MISSING = "collection_not_found"
+_ANY: TypeAdapter[Any] = TypeAdapter(Any)
 
 
 @router.on("GET", "", READ)
@@ -161,34 +185,66 @@ def list_collections(here: Here) -> CollectionsResponse:
         return CollectionsResponse(collections=[response_of(info) for info in here.workbench.store.list()])
 
 
-CREATED = {201: {"model": CollectionResponse, "description": "The collection was created."}}
-
-
-@router.on("PUT", "/{name}", WRITE, TYPE, CollectionExists, UnknownModel, ModelError, *FAILED_WRITE, responses=CREATED)
-async def create(
-    name: str, body: Annotated[CollectionRequest, json_of(CollectionRequest)], response: Response, here: Here
-) -> CollectionResponse:
+@router.on(
+    *("PUT", "/{name}", WRITE, f"collection_exists unknown_model model_error {FAILED_WRITE}"),
+    responses={201: {"model": CollectionResponse, "description": "The collection was created."}},
+)
+async def create(name: str, body: CollectionRequest, response: Response, here: Here) -> CollectionResponse:
     """Create a collection (201). If it exists with the same specification, `indexed` aside, nothing changes (200)."""
     info, created = await run_in_threadpool(_create, here, name, body)
     response.status_code = 201 if created else 200
     return response_of(info)
 
 
-@router.on("GET", "/{name}", READ, CollectionNotFound)
+@router.on("GET", "/{name}", READ, MISSING)
 def describe(name: str, here: Here) -> CollectionResponse:
     """Describe a collection, by its name or an alias."""
     with measured("store"):
         return response_of(here.workbench.collection(name).info())
 
 
-@router.on("DELETE", "/{name}", WRITE, CollectionNotFound, *FAILED_WRITE, status_code=204)
+@router.on("DELETE", "/{name}", WRITE, f"{MISSING} {FAILED_WRITE}", status_code=204)
 def drop(name: str, here: Here) -> None:
     """Delete a collection with all its items, and the aliases that point to it."""
     with measured("store"):
         here.workbench.drop(name)
 
 
-@router.on("GET", "/{name}/count", READ, CollectionNotFound, InvalidFilter)
+@router.on("PATCH", "/{name}", WRITE, f"collection_exists {MISSING} {FAILED_WRITE}")
+def rename(name: str, body: RenameRequest, here: Here) -> CollectionResponse:
+    """Rename a collection. Its aliases and inspections follow."""
+    bench = here.workbench
+    with measured("store"):
+        old = bench.collection(name).name
+        bench.store.rename(old, body.name)
+        renamed = bench.collection(body.name)
+        rename_inspections(bench.store.records, old, renamed.name)
+        rename_label_keys(bench.store.records, old, renamed.name)
+        return response_of(renamed.info())
+
+
+@router.on("GET", "/{name}/label-keys", READ, f"{MISSING} invalid_filter")
+def label_keys(
+    name: str,
+    here: Here,
+    field: Annotated[str | None, Query(min_length=1, max_length=128, description="another metadata key")] = None,
+) -> LabelKeysResponse:
+    """Return the metadata key that people label, and the labels that the keys 1 to 9 give."""
+    with measured("store"):
+        keys = read_label_keys(here.workbench.store.records, here.workbench.collection(name).name, field)
+    return LabelKeysResponse(field=keys.field, labels=list(keys.labels))
+
+
+@router.on("PUT", "/{name}/label-keys", WRITE, f"metadata_conflict {MISSING} invalid_filter {FAILED_WRITE}")
+def set_label_keys(name: str, body: LabelKeysRequest, here: Here) -> LabelKeysResponse:
+    """Set them, for everybody who labels the collection."""
+    keys, expected = LabelKeys(body.field, tuple(body.labels)), None if body.expected is None else tuple(body.expected)
+    with measured("store"):
+        write_label_keys(here.workbench.store.records, here.workbench.collection(name).name, keys, expected)
+    return LabelKeysResponse(field=keys.field, labels=list(keys.labels))
+
+
+@router.on("GET", "/{name}/count", READ, f"{MISSING} invalid_filter")
 def count(name: str, here: Here, where: WhereText = None) -> CountResponse:
     """Count the items, or the items that match a filter."""
     condition = read_where(where)
@@ -198,14 +254,14 @@ def count(name: str, here: Here, where: WhereText = None) -> CountResponse:
         return CountResponse(count=collection.count(condition))
 
 
-@router.on("POST", "/{name}/snapshot", WRITE, CollectionNotFound, *FAILED_WRITE, status_code=204)
+@router.on("POST", "/{name}/snapshot", WRITE, f"{MISSING} {FAILED_WRITE}", status_code=204)
 async def snapshot(name: str, here: Here) -> None:
     """Write the index to disk now, so that the next start is fast."""
     with measured("store"):
         await to_thread.run_sync(lambda: here.workbench.collection(name).snapshot(), limiter=here.long_threads)
 
 
-@router.on("POST", "/{name}/verify", WRITE, CollectionNotFound)
+@router.on("POST", "/{name}/verify", WRITE, MISSING)
 async def verify(name: str, request: Request, here: Here) -> VerifyResponse:
     """Read every vector back, and compare the index with an exhaustive search on a sample.
 
@@ -214,19 +270,31 @@ async def verify(name: str, request: Request, here: Here) -> VerifyResponse:
 
     def work() -> VerifyResponse:
         report = here.workbench.collection(name).verify(lambda done, total: check_cancelled())
-        return VerifyResponse(ok=report.ok, **_JSON.dump_python(report, mode="json"))
+        return VerifyResponse(ok=report.ok, **_ANY.dump_python(report, mode="json"))
 
     with measured("store"):
         return await in_thread_while_connected(request, work, here.long_threads)
 
 
-_JSON: TypeAdapter[Any] = TypeAdapter(Any)
+@router.on("POST", "/{name}/copy", WRITE, f"fingerprint_mismatch {MISSING} {FAILED_WRITE}")
+def copy_items(name: str, body: CopyRequest, here: Here) -> CopyResponse:
+    """Copy or move items to another collection of the same encoder. Items with the same ids are replaced there."""
+    bench = here.workbench
+    with measured("store"):
+        source, target = bench.collection(name), bench.collection(body.to)
+        items = source.get(body.ids)
+        if items and target.name != source.name:
+            bench.upsert(target.name, items, fingerprint=source.info().spec.fingerprint)
+            note_changes(bench, target.name, len(items))
+            if body.move:
+                note_changes(bench, source.name, bench.delete(source.name, [item.id for item in items]))
+    return CopyResponse(copied=len(items))
 
 
-_CHANGES_ERRORS = (CollectionNotFound, ChangesUnavailable, InvalidRequest, AnswerTooLarge)
-
-
-@router.on("GET", "/{name}/changes", READ, *_CHANGES_ERRORS, response_model=ChangesResponse)
+@router.on(
+    *("GET", "/{name}/changes", READ, f"{MISSING} changes_unavailable answer_too_large"),
+    response_model=ChangesResponse,
+)
 async def changes(
     request: Request,
     name: str,
@@ -282,8 +350,8 @@ def _create(here: Parts, name: str, body: CollectionRequest) -> tuple[Collection
         if body.dim is not None and body.model is None:
             spec = CollectionSpec(body.dim, body.metric)  # for vectors of unknown origin
         else:
-            engine = here.engines.get(source_with_reading(here.engines, here.workbench, body.model))
-            spec = CollectionSpec(body.dim or engine.embed_dim, body.metric, engine.fingerprint, engine.name)
+            model = here.engines.get(source_with_reading(here.engines, here.workbench, body.model))
+            spec = CollectionSpec(body.dim or model.embed_dim, body.metric, model.fingerprint, model.name)
         indexed = tuple(map(check_key, body.indexed))
         spec = replace(spec, indexed=indexed, index=body.index, precision=body.precision, vectors=body.vectors)
         with measured("store"):
@@ -320,20 +388,15 @@ def list_aliases(here: Here) -> AliasesResponse:
     return AliasesResponse(aliases=[AliasResponse(alias=alias, collection=name) for alias, name in found.items()])
 
 
-_POINT_ERRORS = (TYPE, CollectionNotFound, CollectionExists, *FAILED_WRITE)
-
-
-@aliases.on("PUT", "/{alias}", WRITE, *_POINT_ERRORS, operation_id="aliases-point")
-def set_alias(alias: str, body: Annotated[AliasRequest, json_of(AliasRequest)], here: Here) -> AliasResponse:
+@aliases.on("PUT", "/{alias}", WRITE, f"collection_exists {MISSING} {FAILED_WRITE}", operation_id="aliases-point")
+def set_alias(alias: str, body: AliasRequest, here: Here) -> AliasResponse:
     """Point an alias to a collection. If it pointed to another one, it switches atomically."""
     with measured("store"):
         here.workbench.store.alias(alias, body.collection)
         return AliasResponse(alias=alias, collection=here.workbench.collection(alias).name)
 
 
-@aliases.on(
-    "DELETE", "/{alias}", WRITE, CollectionNotFound, *FAILED_WRITE, status_code=204, operation_id="aliases-forget"
-)
+@aliases.on("DELETE", "/{alias}", WRITE, f"{MISSING} {FAILED_WRITE}", status_code=204, operation_id="aliases-forget")
 def delete_alias(alias: str, here: Here) -> None:
     """Delete an alias; its collection stays."""
     with measured("store"):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from anyio import to_thread
@@ -15,15 +15,16 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
 import nnclr_hub
-from nnclr_hub.errors import DeadlineExceeded, ImageError, InvalidRequest, ModelError, NotReady, UnknownModel
+from nnclr_hub.errors import ImageError, InvalidRequest, NotReady, UnknownModel
 from nnclr_hub.hub.registry import MODELS
 from nnclr_hub.workbench.payload import encode_vector
 
+from ..access import READ
 from ..answers import BYTES, JSON, NPY, NUMBER_BYTES, DType, PartsResponse, array_response, encoded, wanted
-from ..keys import READ
+from ..engine import Engine
 from ..limits import while_connected
-from ..models import Engines, Model
-from ..problems import UNREADABLE, InvalidInput, problem
+from ..models import Engines
+from ..problems import UNREADABLE, InvalidInput, outcomes
 from ..request_bodies import (
     FORM,
     UploadedImage,
@@ -32,15 +33,13 @@ from ..request_bodies import (
     decode_text,
     fetch_each,
     in_thread_if_large,
-    json_of,
     media_type,
     read_form,
     read_json,
     unsupported,
 )
-from .bodies import FIRST_WRONG, ImageText, Integer, ItemError, Strict, binary, form_body
-from .collections import TYPE
-from .dependencies import DEFAULT, Here, Parts, Router, name_of, parts_of, served_engine_async, served_names
+from .router import DEFAULT, Here, Parts, Router, name_of, served_names, served_source
+from .schemas import FIRST_WRONG, ImageText, Integer, ItemError, Strict, binary, form_body
 
 LISTED = 1024  # images of a request; the clients of frameworks send lists of 100 to 1000
 
@@ -66,19 +65,14 @@ class EmbedResponse(BaseModel):
 
 
 router = Router(prefix="/api/v1", tags=["embed"])
-_BODY = form_body(
-    {"files": "many", "model": "an id from GET /v1/models; default: the default model"},
-    required=["files"],
-    json=EmbedRequest,
-)
-_BODY["requestBody"]["content"]["image/*"] = {"schema": {"type": "string", "format": "binary"}}
+_FORM = {"files": "many", "model": "an id from GET /v1/models; default: the default model"}
 
 
 @router.on(
-    *("POST", "/embed", READ, *UNREADABLE, UnknownModel, ModelError, TYPE),
+    *("POST", "/embed", READ, f"{UNREADABLE} unknown_model model_error"),
     content={NPY: binary("NumPy file of shape (N, D)"), BYTES: binary("N x D little-endian numbers, row by row")},
     response_model=EmbedResponse,
-    openapi_extra=_BODY,
+    openapi_extra=form_body(_FORM, ["files"], EmbedRequest, "image/*"),
 )
 async def embed(
     request: Request,
@@ -91,36 +85,29 @@ async def embed(
 
     `Accept` selects JSON, a NumPy file or raw numbers. The binary formats are sent only if every image could be read.
     """
-    here = parts_of(request)
+    here: Parts = request.app.state
     images, name = await _read(request, here)
-    model = await served_engine_async(here.engines, name)
-    good = [image.data for image in images if isinstance(image.data, bytes)]
-    vectors = iter(await while_connected(request, model.embed_each_async(good)))
-    results = [image.data if isinstance(image.data, ImageError) else next(vectors) for image in images]
-    broken = [
-        {"index": i, "name": images[i].name, "code": result.code, "detail": str(result)}
-        for i, result in enumerate(results)
-        if isinstance(result, ImageError)
-    ]
+    model = await here.engines.get_async(served_source(here.engines, name))
+    results = await while_connected(request, model.embed_each_async([image.data for image in images]))
     kind = wanted(request, NPY, BYTES)
-    if len(broken) == len(results) or (kind != JSON and broken):
-        detail = f"{len(broken)} of {len(results)} images could not be read; first error: {broken[0]['detail']}"
-        return problem(request.url.path, 422, "undecodable_image", detail, items=broken)
-
-    def entry(index: int, image: UploadedImage, result: Any) -> dict[str, Any]:
-        if isinstance(result, ImageError):
-            value: dict[str, Any] = {"error": {"code": result.code, "detail": str(result)}}
-        else:
-            value = {"embedding": _encoded_as(encoding_format, result)}
-        return {"index": index, "name": image.name, **value}
+    entries = outcomes(
+        results,
+        [{"name": image.name} for image in images],
+        lambda vector: {"embedding": vector},
+        "images could not be read",
+        code="undecodable_image",
+        all_needed=kind != JSON,
+    )
 
     def response() -> Response:
         if kind != JSON:
-            return array_response(np.stack([one for one in results if isinstance(one, np.ndarray)]), kind, dtype)
-        entries = (entry(index, *pair) for index, pair in enumerate(zip(images, results, strict=True)))
+            return array_response(np.stack(cast(list[np.ndarray], results)), kind, dtype)
+        for one in entries:
+            if "embedding" in one:
+                one["embedding"] = _encoded_as(encoding_format, one["embedding"])
         return _with_data(here, {"model": name_of(here.engines, model), "dim": model.embed_dim}, entries)
 
-    return await in_thread_if_large(len(good) * model.embed_dim * NUMBER_BYTES, response)
+    return await in_thread_if_large(len(results) * model.embed_dim * NUMBER_BYTES, response)
 
 
 async def _read(request: Request, here: Parts) -> tuple[list[UploadedImage], str | None]:
@@ -232,13 +219,13 @@ class ModelsResponse(BaseModel):
 
 
 openai = Router(prefix="/v1", tags=["openai"])
-_WITH_MODEL = (UnknownModel, ModelError, DeadlineExceeded)
+_WITH_MODEL = "unknown_model model_error"
 
 
-@openai.on("POST", "/embeddings", READ, *_WITH_MODEL, ImageError, TYPE, openai=True, response_model=EmbeddingsResponse)
-async def embeddings(
-    request: Request, body: Annotated[EmbeddingsRequest, json_of(EmbeddingsRequest)], here: Here
-) -> Response:
+@openai.on(
+    *("POST", "/embeddings", READ, f"{_WITH_MODEL} undecodable_image"), openai=True, response_model=EmbeddingsResponse
+)
+async def embeddings(request: Request, body: EmbeddingsRequest, here: Here) -> Response:
     """Embed images. A single unreadable image fails the request; the error names its index."""
     inputs = body.texts()
     model = await _served(here.engines, body.model)
@@ -254,7 +241,7 @@ async def embeddings(
 
 
 async def _embed_listed(
-    request: Request, model: Model, texts: list[str], field: str, dimensions: int | None
+    request: Request, model: Engine, texts: list[str], field: str, dimensions: int | None
 ) -> list[np.ndarray]:
     """Return the vector of each image, (D,) float32. A single unreadable image fails the request.
 
@@ -267,7 +254,7 @@ async def _embed_listed(
         InvalidInput: the list is empty, an image cannot be read, or the vectors have another length.
         RequestTooLarge: more than `LISTED` images.
     """
-    here = parts_of(request)
+    here: Parts = request.app.state
     if not texts:
         reason = InvalidRequest("the list is empty; send an image as a data URI or base64, or a list of them.")
         raise InvalidInput(field, reason)
@@ -300,21 +287,21 @@ async def models(here: Here) -> ModelsResponse:
     return ModelsResponse(data=[_card(name, source, here.engines.loaded(source)) for name, source in named])
 
 
-@openai.on("GET", "/models/{name:path}", READ, *_WITH_MODEL, openai=True)
+@openai.on("GET", "/models/{name:path}", READ, _WITH_MODEL, openai=True)
 async def model(name: str, here: Here) -> ModelCard:
     """Describe one model, and load it if needed."""
     found = await _served(here.engines, name)
     return _card(name if name == DEFAULT else name_of(here.engines, found), found.name, found)
 
 
-async def _served(engines: Engines, name: str) -> Model:
+async def _served(engines: Engines, name: str) -> Engine:
     try:
-        return await served_engine_async(engines, name)
+        return await engines.get_async(served_source(engines, name))
     except UnknownModel as error:
         raise InvalidInput("model", error) from error
 
 
-def _card(name: str, source: str, model: Model | None) -> ModelCard:
+def _card(name: str, source: str, model: Engine | None) -> ModelCard:
     """Return the details of a model; if it is not loaded, those in the registry."""
     known = MODELS.get(source)
     card = ModelCard(id=name, license=known.license if known else None, dim=known.embed_dim if known else None)
@@ -362,24 +349,23 @@ class TEIInfo(BaseModel):
 
 
 tei = Router(tags=["tei"])
-_TEI = (ImageError, ModelError, DeadlineExceeded, TYPE)
 
 
 @tei.on("POST", "/", READ, include_in_schema=False)  # GET / leads people to the page
-@tei.on("POST", "/embed", READ, *_TEI, response_model=list[list[float]], name="embed")
-async def embed_tei(request: Request, body: Annotated[TEIRequest, json_of(TEIRequest)], here: Here) -> Response:
+@tei.on("POST", "/embed", READ, "undecodable_image model_error", response_model=list[list[float]], name="embed")
+async def embed_tei(request: Request, body: TEIRequest, here: Here) -> Response:
     """Embed images with the default model. A single unreadable image fails the request; the error names its index."""
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    model = await served_engine_async(here.engines, None)
+    model = await here.engines.get_async()
     vectors = await _embed_listed(request, model, texts, "inputs", body.dimensions)
     size = len(vectors) * model.embed_dim * NUMBER_BYTES
     return await in_thread_if_large(size, lambda: PartsResponse(here.answers.open(0).list(vectors)))
 
 
-@tei.on("GET", "/info", READ, ModelError)
+@tei.on("GET", "/info", READ, "model_error")
 async def info(here: Here) -> TEIInfo:
     """Describe the default model and the limits."""
-    model = await served_engine_async(here.engines, None)
+    model = await here.engines.get_async()
     return TEIInfo(
         model_id=name_of(here.engines, model),
         model_sha=model.fingerprint,
@@ -392,7 +378,7 @@ async def info(here: Here) -> TEIInfo:
     )
 
 
-@tei.on("GET", "/health", None, NotReady, response_class=Response)
+@tei.on("GET", "/health", None, response_class=Response)
 async def health(here: Here) -> Response:
     """Answer 200 without a body if the server is ready, and 503 otherwise; /readyz has the reason."""
     found = await to_thread.run_sync(here.readiness.report, limiter=here.health_threads)

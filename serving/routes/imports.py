@@ -21,32 +21,20 @@ from typing import Annotated, Any, Literal
 
 from anyio import CancelScope
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import Header, Path, Request, Response
 from pydantic import Field
 
-from nnclr_hub.errors import (
-    CollectionNotFound,
-    DiskFull,
-    FingerprintMismatch,
-    InvalidRequest,
-    ModelError,
-    RequestTooLarge,
-    StoreReadOnly,
-)
+from nnclr_hub.errors import DiskFull, InvalidRequest, RequestTooLarge
 from nnclr_hub.store.disk import NO_SPACE, check_space
-from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
+from nnclr_hub.workbench.requests import FORMATS, ImportFormat
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, unstage
 
-from ..jobs import Jobs, JobStatus
-from ..jobs.jobs import UPLOAD
-from ..keys import READ, WRITE
-from ..problems import answers
+from ..access import READ, WRITE
+from ..jobs import UPLOAD, Jobs, JobStatus
 from ..request_bodies import media_type, unsupported
-from ..security.access import requires
-from .bodies import FILE, Strict
-from .dependencies import AppSettings, AppWorkbench
-from .jobs import LOCATION, AppJobs, JobResponse
+from .jobs import LOCATION, JobResponse, started
+from .router import FAILED_WRITE, Here, Router, body_of
+from .schemas import Strict
 
 WRITTEN = 1 << 20  # bytes per write
 MOST_NAME = 100  # characters of a file's name in messages
@@ -54,6 +42,7 @@ MOST_NAME = 100  # characters of a file's name in messages
 # is shared by several tickets.
 LOCKS = [threading.Lock() for _ in range(64)]
 BY_MEDIA_TYPE = {one.media_type: one for one in FORMATS.values()}
+Key = Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9_-]{1,255}$"})]
 
 
 class ImportResponse(Strict):
@@ -63,30 +52,22 @@ class ImportResponse(Strict):
     job: JobResponse | None = Field(description="the job that imports the file; null until the file is complete")
 
 
-router = APIRouter(prefix="/api/v1/collections/{name}/imports", tags=["jobs"])
+router = Router(prefix="/api/v1/collections/{name}/imports", tags=["jobs"])
+_ACCEPTED = {"description": "The bytes are stored; if the file is complete, a job was started.", "headers": LOCATION}
 
 
-@router.post(
-    "",
+@router.on(
+    *("POST", "", WRITE, f"collection_not_found fingerprint_mismatch model_error {FAILED_WRITE}"),
+    streamed=True,
     status_code=202,
-    responses={
-        202: {"description": "The bytes are stored; if the file is complete, a job was started.", "headers": LOCATION},
-        **answers(
-            CollectionNotFound, FingerprintMismatch, ModelError, StoreReadOnly, DiskFull, "unsupported_media_type"
-        ),
-    },
-    openapi_extra={
-        "requestBody": {"required": True, "content": {kind: {"schema": FILE} for kind in BY_MEDIA_TYPE}},
-    },
+    responses={202: _ACCEPTED},
+    openapi_extra=body_of(*BY_MEDIA_TYPE),
 )
-@requires(WRITE, streamed=True)
 async def import_file(
     name: str,
     request: Request,
     response: Response,
-    bench: AppWorkbench,
-    settings: AppSettings,
-    jobs: AppJobs,
+    here: Here,
     upload_offset: Annotated[
         int, Header(ge=0, description="bytes of the file before this body; they must have arrived")
     ] = 0,
@@ -103,24 +84,24 @@ async def import_file(
     format = BY_MEDIA_TYPE.get(media_type(request))
     if format is None:
         raise unsupported(request, *BY_MEDIA_TYPE)
-    await run_sync(_check_collection, bench, name, format)
-    key = request.headers.get("idempotency-key")
-    ticket = _ticket(request, name, key)
-    writer = _PartialFile(ticket, upload_offset, settings.import_bytes)
+    # a wrong collection is reported before the file is sent
+    await run_sync(here.workbench.fillable if format.images else here.workbench.collection, name)
+    key, jobs, settings = request.headers.get("idempotency-key"), here.jobs, here.settings
+    writer = PartialFile(_ticket(request, name, key), upload_offset, settings.import_bytes)
     try:
-        existing = await run_sync(writer.open, jobs)
-        if existing is not None:
+        job = await run_sync(writer.open, jobs)
+        if job is not None:
             async for _ in request.stream():  # a client may not read the answer before it has sent everything
                 pass
-            return _started(response, JobResponse.of(existing))
-        await _receive(request, writer)
-        if upload_complete == "?0":
-            return ImportResponse(received=writer.size, job=None)
-        file = _file_name(request, format)
-        params: dict[str, Any] = {"collection": name, "file": file, "format": format.name}
-        most = {"max_bytes": settings.max_bytes} if format.images else {}
-        job = await run_sync(writer.submit, jobs, file, "add" if format.images else "import", params, most)
-        return _started(response, JobResponse.of(job))
+        else:
+            await _receive(request, writer)
+            if upload_complete == "?0":
+                return ImportResponse(received=writer.size, job=None)
+            file = _file_name(request, format)
+            params: dict[str, Any] = {"collection": name, "file": file, "format": format.name}
+            most = {"max_bytes": settings.max_bytes} if format.images else {}
+            job = await run_sync(writer.submit, jobs, file, "add" if format.images else "import", params, most)
+        return ImportResponse(received=0, job=started(response, job))
     except BaseException as error:
         if key is None or isinstance(error, RequestTooLarge):  # nobody can continue the upload
             with CancelScope(shield=True):
@@ -128,52 +109,28 @@ async def import_file(
         raise
 
 
-@router.get("/{key}", responses=answers(CollectionNotFound))
-@requires(READ)
-def import_state(
-    name: str,
-    key: Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9_-]{1,255}$"})],
-    request: Request,
-    bench: AppWorkbench,
-    jobs: AppJobs,
-) -> ImportResponse:
+@router.on("GET", "/{key}", READ, "collection_not_found")
+def import_state(name: str, key: Key, request: Request, here: Here) -> ImportResponse:
     """Return how much of an upload has arrived, by its Idempotency-Key, or the job that imports it."""
-    bench.collection(name)
+    here.workbench.collection(name)
     ticket = _ticket(request, name, key)
-    job = jobs.submitted(ticket)
-    if job is not None:
-        return ImportResponse(received=0, job=JobResponse.of(job))
-    return ImportResponse(received=partial_size(ticket), job=None)
+    job = here.jobs.submitted(ticket)
+    return ImportResponse(received=0 if job else partial_size(ticket), job=JobResponse.of(job) if job else None)
 
 
-@router.delete("/{key}", status_code=204, responses=answers(CollectionNotFound, StoreReadOnly, DiskFull))
-@requires(WRITE)
-def discard_import(
-    name: str,
-    key: Annotated[str, Path(json_schema_extra={"pattern": "^[A-Za-z0-9_-]{1,255}$"})],
-    request: Request,
-    bench: AppWorkbench,
-    jobs: AppJobs,
-) -> None:
+@router.on("DELETE", "/{key}", WRITE, f"collection_not_found {FAILED_WRITE}", status_code=204)
+def discard_import(name: str, key: Key, request: Request, here: Here) -> None:
     """Delete what has arrived of an upload that will not be continued.
 
     If a job has the file already, nothing is deleted; cancel the job instead.
     """
-    bench.collection(name)
-    job = _PartialFile(_ticket(request, name, key), 0, 0).discard(jobs)
+    here.workbench.collection(name)
+    job = PartialFile(_ticket(request, name, key), 0, 0).discard(here.jobs)
     if job is not None and not job.has_ended:
         raise InvalidRequest(f"Job {job.id} already imports this file; cancel it with DELETE /api/v1/jobs/{job.id}.")
 
 
 # ---- inside
-
-
-def _check_collection(bench: Workbench, name: str, format: ImportFormat) -> None:
-    """Report a wrong collection before the file is sent."""
-    if format.images:
-        bench.fillable(name)
-    else:
-        bench.collection(name)
 
 
 def _ticket(request: Request, name: str, key: str | None) -> str:
@@ -199,12 +156,7 @@ def _file_name(request: Request, format: ImportFormat) -> str:
     return name if name.lower().endswith(format.suffixes) else name + format.suffixes[0]
 
 
-def _started(response: Response, job: JobResponse) -> ImportResponse:
-    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
-    return ImportResponse(received=0, job=job)
-
-
-async def _receive(request: Request, writer: _PartialFile) -> None:
+async def _receive(request: Request, writer: PartialFile) -> None:
     """Write the body behind the bytes that have arrived."""
     waiting = bytearray()
     try:
@@ -218,7 +170,7 @@ async def _receive(request: Request, writer: _PartialFile) -> None:
             await run_sync(writer.append, bytes(waiting))
 
 
-class _PartialFile:
+class PartialFile:
     """The file of an upload, which grows.
 
     Args:
@@ -228,8 +180,7 @@ class _PartialFile:
     """
 
     def __init__(self, ticket: str, offset: int, most: int) -> None:
-        self._ticket = ticket
-        self._most = most
+        self._ticket, self._most = ticket, most
         self._lock = LOCKS[int(ticket, 16) % len(LOCKS)]
         self._path = FilePath()
         self.size = offset
@@ -265,18 +216,27 @@ class _PartialFile:
         """
         with self._lock:
             self._check_alone()
-            self._append(data)
+            if self.size + len(data) > self._most:
+                raise RequestTooLarge(
+                    f"The file exceeds the limit of {self._most / 1e6:g} MB for imports; split it, or raise "
+                    "NNCLR_IMPORT_BYTES."
+                )
+            check_space(self._path, len(data))
+            try:
+                with self._path.open("ab") as file:
+                    file.write(data)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                text = "The disk of the server is too full for the file; free some space, and continue."
+                raise DiskFull(text) from error
+            self.size += len(data)
 
     def submit(self, jobs: Jobs, name: str, kind: str, params: dict[str, Any], hidden: dict[str, Any]) -> JobStatus:
-        """Give the complete file to a job, and return it.
-
-        Args:
-            name: of the file.
-            kind, params, hidden: of the job; see `Jobs.submit`.
+        """Give the complete file to a job, and return it; see `Jobs.submit`.
 
         Raises:
             InvalidRequest: another request continues the upload.
-            Overloaded, NotReady: see `Jobs.submit`.
         """
         with self._lock:
             existing = jobs.submitted(self._ticket)
@@ -297,19 +257,3 @@ class _PartialFile:
     def _check_alone(self) -> None:
         if not self._path.is_file() or self._path.stat().st_size != self.size:
             raise InvalidRequest("Another request continues this upload; this one is ended.")
-
-    def _append(self, data: bytes) -> None:
-        if self.size + len(data) > self._most:
-            raise RequestTooLarge(
-                f"The file exceeds the limit of {self._most / 1e6:g} MB for imports; split it, or raise "
-                "NNCLR_IMPORT_BYTES."
-            )
-        check_space(self._path, len(data))
-        try:
-            with self._path.open("ab") as file:
-                file.write(data)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            raise DiskFull("The disk of the server is too full for the file; free some space, and continue.") from error
-        self.size += len(data)

@@ -1,4 +1,4 @@
-"""/api/v1/collections/{name}/inspections: start inspections, and read their findings and numbers."""
+"""/api/v1/collections/{name}/inspections: the findings and numbers of inspections, which jobs make."""
 
 from __future__ import annotations
 
@@ -9,24 +9,18 @@ from fastapi import Path, Query
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 
-from nnclr_hub.errors import CollectionNotFound, InspectionNotFound, InvalidFilter, InvalidRequest
-from nnclr_hub.workbench.inspections import get_inspection, is_current, list_inspections, place_new
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.workbench.inspections import KeptInspection, get_inspection, is_current, list_inspections, place_new
 
-from ..keys import READ
-from ..request_bodies import json_of
-from .bodies import NAME_PATTERN, binary
-from .dependencies import Here, Router
-from .jobs import InspectionBody, JobResponse, Submit, starts_job
+from ..access import READ
+from .router import BYTES, Here, Parts, Router
+from .schemas import NAME_PATTERN, binary
 
 LATEST = "latest"
 NUMBERS = {"coordinates": "<f4", "clusters": "<i4", "outlier_scores": "<f4", "labels": "<i4", "predicted": "<i4"}
 MAX_PLACED = 1000
-Number = Annotated[
-    str,
-    Path(
-        description="number of an inspection, or `latest`", json_schema_extra={"pattern": f"^({LATEST}|[0-9]{{1,8}})$"}
-    ),
-]
+_PATTERN = {"pattern": f"^({LATEST}|[0-9]{{1,8}})$"}
+Number = Annotated[str, Path(description="number of an inspection, or `latest`", json_schema_extra=_PATTERN)]
 
 
 class InspectionsResponse(BaseModel):
@@ -66,42 +60,31 @@ class PlacementsResponse(BaseModel):
 
 
 router = Router(prefix="/api/v1/collections/{name}/inspections", tags=["inspections"])
-_MISSING = (CollectionNotFound, InspectionNotFound)
+_MISSING = "collection_not_found inspection_not_found"
 
 
-@starts_job("", CollectionNotFound, InvalidFilter, router=router)
-def start_inspection(
-    name: str, body: Annotated[Any, json_of(InspectionBody)], here: Here, submit: Submit
-) -> JobResponse:
-    """Inspect the collection: a map, clusters, duplicates, outliers, leaks, suspect labels, what to label next."""
-    here.workbench.collection(name)
-    return submit("inspection", {"collection": name, **body.model_dump()})
-
-
-@router.on("GET", "", READ, CollectionNotFound)
+@router.on("GET", "", READ, "collection_not_found")
 def list_all(name: str, here: Here) -> InspectionsResponse:
     """List the inspections that are kept, the newest first; the oldest are deleted."""
-    return InspectionsResponse(
-        inspections=list_inspections(here.workbench.store.records, here.workbench.collection(name))
-    )
+    found = list_inspections(here.workbench.store.records, here.workbench.collection(name))
+    return InspectionsResponse(inspections=found)
 
 
-@router.on("GET", "/{number}", READ, *_MISSING, response_model=InspectionResponse)
+@router.on("GET", "/{number}", READ, _MISSING, response_model=InspectionResponse)
 def describe(name: str, number: Number, here: Here) -> JSONResponse:
     """Return the findings of an inspection."""
-    collection = here.workbench.collection(name)
-    kept = get_inspection(here.workbench.store.records, collection, _read(number))
-    return JSONResponse({**kept.about, "current": is_current(kept, collection), "findings": kept.findings})
+    kept = _kept(here, name, number)
+    current = is_current(kept, here.workbench.collection(name))
+    return JSONResponse({**kept.about, "current": current, "findings": kept.findings})
 
 
-@router.on("GET", "/{number}/ids", READ, *_MISSING, response_model=InspectedIds)
+@router.on("GET", "/{number}/ids", READ, _MISSING, response_model=InspectedIds)
 def ids(name: str, number: Number, here: Here) -> JSONResponse:
     """Return the ids of the items, in the order of the numbers."""
-    kept = get_inspection(here.workbench.store.records, here.workbench.collection(name), _read(number))
-    return JSONResponse({"ids": kept.ids})
+    return JSONResponse({"ids": _kept(here, name, number).ids})
 
 
-@router.on("GET", "/{number}/placements", READ, *_MISSING, response_model=PlacementsResponse)
+@router.on("GET", "/{number}/placements", READ, _MISSING, response_model=PlacementsResponse)
 def placements(
     name: str,
     number: Number,
@@ -113,21 +96,15 @@ def placements(
     limit: Annotated[int, Query(ge=1, le=MAX_PLACED)] = MAX_PLACED,
 ) -> JSONResponse:
     """Place items that were added since on the map and in the clusters, by their nearest inspected items."""
-    collection = here.workbench.collection(name)
-    kept = get_inspection(here.workbench.store.records, collection, _read(number))
-    placed = place_new(collection, kept, cursor, limit)
+    placed = place_new(here.workbench.collection(name), _kept(here, name, number), cursor, limit)
     points = zip(placed.ids, placed.coordinates.tolist(), placed.clusters.tolist(), strict=True)
     items = [{"id": id, "x": x, "y": y, "cluster": cluster} for id, (x, y), cluster in points]
     return JSONResponse({"items": items, "cursor": placed.cursor})
 
 
 @router.on(
-    "GET",
-    "/{number}/{values}",
-    READ,
-    *_MISSING,
-    content={"application/octet-stream": binary("little-endian numbers, item by item")},
-    response_class=Response,
+    *("GET", "/{number}/{values}", READ, _MISSING),
+    content={BYTES: binary("little-endian numbers, item by item")},
 )
 def numbers(
     name: str,
@@ -141,14 +118,12 @@ def numbers(
     predictions are places in the `classes` of the findings, -1 for items without a label. A prediction is
     that of a probe which has not seen the item.
     """
-    kept = get_inspection(here.workbench.store.records, here.workbench.collection(name), _read(number))
-    array: np.ndarray = getattr(kept, values)
-    return Response(array.astype(NUMBERS[values]).tobytes(), media_type="application/octet-stream")
+    array: np.ndarray = getattr(_kept(here, name, number), values)
+    return Response(array.astype(NUMBERS[values]).tobytes(), media_type=BYTES)
 
 
-def _read(number: str) -> int | None:
-    if number == LATEST:
-        return None
-    if not number.isascii() or not number.isdigit() or len(number) > 8:
+def _kept(here: Parts, name: str, number: str) -> KeptInspection:
+    collection = here.workbench.collection(name)
+    if number != LATEST and not (number.isascii() and number.isdigit() and len(number) <= 8):
         raise InvalidRequest(f"An inspection has a number, or is `latest`; got {number!r:.40}.")
-    return int(number)
+    return get_inspection(here.workbench.store.records, collection, None if number == LATEST else int(number))

@@ -17,39 +17,27 @@ from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, RootModel, TypeAdapter, ValidationError, model_validator
 
-from nnclr_hub.errors import (
-    AnswerTooLarge,
-    CollectionNotFound,
-    FingerprintMismatch,
-    ImageError,
-    ImageTooLarge,
-    InvalidFilter,
-    InvalidRequest,
-    ItemNotFound,
-    MetadataConflict,
-    RequestTooLarge,
-)
+from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, RequestTooLarge
 from nnclr_hub.store import facets as bounds
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.store.spec import MAX_INDEXED
 from nnclr_hub.table_rows import LabelTable, read_rows
 from nnclr_hub.workbench import AddRequest, NewImage
+from nnclr_hub.workbench.metadata import table_values
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
-from nnclr_hub.workbench.table_items import table_values
 
+from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
-from ..ingest import note_changes
-from ..keys import READ, WRITE
-from ..problems import MAX_CONFLICTS, problem
+from ..models import note_changes
+from ..problems import MAX_CONFLICTS, outcomes
 from ..request_bodies import (
     UploadedImage,
     decode_each,
     in_thread_if_large,
     is_form,
-    json_of,
     media_type,
     parse,
     read_form,
@@ -57,10 +45,11 @@ from ..request_bodies import (
     unsupported,
 )
 from ..telemetry import measured
-from .bodies import (
-    FILE,
+from .collections import MISSING, CollectionResponse, response_of
+from .router import BYTES, FAILED_WRITE, Here, Parts, Router, body_of
+from .schemas import (
     FIRST_WRONG,
-    ImageText,
+    IndexedKey,
     ItemError,
     Metadata,
     MetadataKey,
@@ -72,10 +61,10 @@ from .bodies import (
     binary,
     form_body,
     one_of,
+    optional,
     read_where,
+    schema_of,
 )
-from .collections import FAILED_WRITE, INDEXABLE, TYPE, CollectionResponse, response_of
-from .dependencies import Here, Parts, Router
 
 MAX_LIMIT_WITH_VECTORS = 1000  # a page of vectors is built in memory
 MAX_READ = 1000  # items that are returned at once
@@ -107,16 +96,12 @@ class StoredResponse(BaseModel):
     seq: int = Field(description="sequence number of the change")
 
 
-class ItemNote(Strict):
+class ItemNote(schema_of(NewImage, id=(optional(Name), None), image=None)):
     """The id and metadata of one file of a multipart upload."""
 
-    id: Name | None = Field(default=None, description="null: derived from the bytes of the image")
-    metadata: Metadata = Field(default_factory=dict)
-    thumbnail: bool = Field(default=True, description="store a thumbnail of the image")
 
-
-class NewItem(ItemNote):
-    image: ImageText
+class NewItem(schema_of(NewImage, id=(optional(Name), None))):
+    """An image to add, with its id and metadata."""
 
 
 class UploadRequest(Strict):
@@ -137,11 +122,13 @@ class UploadResponse(BaseModel):
 
 
 _FIELDS = {"files": "many", "items": "JSON list of {id, metadata}, one per file, in the same order"}
-_UPLOAD = form_body(_FIELDS, required=["files"], json=UploadRequest)
-_UPLOAD_ERRORS = (CollectionNotFound, FingerprintMismatch, ImageError, ImageTooLarge, *FAILED_WRITE, TYPE)
 
 
-@router.on("POST", "/items", WRITE, *_UPLOAD_ERRORS, response_model=UploadResponse, openapi_extra=_UPLOAD)
+@router.on(
+    *("POST", "/items", WRITE, f"{MISSING} fingerprint_mismatch undecodable_image image_too_large {FAILED_WRITE}"),
+    response_model=UploadResponse,
+    openapi_extra=form_body(_FIELDS, ["files"], UploadRequest),
+)
 async def add_images(name: str, request: Request, here: Here) -> Response:
     """Embed images and add them to the collection.
 
@@ -154,7 +141,9 @@ async def add_images(name: str, request: Request, here: Here) -> Response:
         errors = await here.ingest.add(request, here.workbench, name, new) if new.images else []
     added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
     results = [one.data if isinstance(one.data, ImageError) else next(added) for one in images]
-    return _uploaded(request.url.path, images, results)
+    names = [{"name": image.name} for image in images]
+    what = "images could not be read"
+    return JSONResponse({"results": outcomes(results, names, lambda id: {"id": id}, what, code="undecodable_image")})
 
 
 async def _read(request: Request, here: Parts) -> tuple[list[UploadedImage], Sequence[ItemNote]]:
@@ -186,27 +175,10 @@ def _add_request(images: Sequence[UploadedImage], notes: Sequence[ItemNote]) -> 
     return AddRequest(new)
 
 
-def _uploaded(path: str, images: Sequence[UploadedImage], results: Sequence[ImageError | str]) -> Response:
-    entries: list[dict[str, Any]] = []
-    broken: list[dict[str, Any]] = []
-    for index, (image, result) in enumerate(zip(images, results, strict=True)):
-        entry: dict[str, Any] = {"index": index, "name": image.name}
-        if isinstance(result, str):
-            entries.append(entry | {"id": result})
-        else:
-            error = {"code": result.code, "detail": str(result)}
-            entries.append(entry | {"error": error})
-            broken.append(entry | error)
-    if len(broken) == len(entries):
-        detail = f"None of the {len(entries)} images could be read; first error: {broken[0]['detail']}"
-        return problem(path, 422, "undecodable_image", detail, items=broken)
-    return JSONResponse({"results": entries})
-
-
-@router.on("PUT", "/items", WRITE, TYPE, CollectionNotFound, FingerprintMismatch, *FAILED_WRITE)
+@router.on("PUT", "/items", WRITE, f"{MISSING} fingerprint_mismatch {FAILED_WRITE}")
 def put_vectors(
     name: str,
-    body: Annotated[ItemsRequest, json_of(ItemsRequest)],
+    body: ItemsRequest,
     here: Here,
     fingerprint: Annotated[
         str | None,
@@ -255,7 +227,7 @@ class ItemsByIdResponse(BaseModel):
     items: list[ItemResponse]
 
 
-@router.on("GET", "/items", READ, CollectionNotFound, InvalidFilter, AnswerTooLarge, response_model=ItemsResponse)
+@router.on("GET", "/items", READ, f"{MISSING} invalid_filter answer_too_large", response_model=ItemsResponse)
 def list_items(
     name: str,
     here: Here,
@@ -280,8 +252,8 @@ def list_items(
     return PartsResponse([b'{"items":', *items, b',"cursor":', encoded(following), b"}"])
 
 
-@router.on("POST", "/lookup", READ, TYPE, CollectionNotFound, AnswerTooLarge, response_model=ItemsByIdResponse)
-def get_items(name: str, body: Annotated[ItemsByIdRequest, json_of(ItemsByIdRequest)], here: Here) -> Response:
+@router.on("POST", "/lookup", READ, f"{MISSING} answer_too_large", response_model=ItemsByIdResponse)
+def get_items(name: str, body: ItemsByIdRequest, here: Here) -> Response:
     """Return many items by their ids; ids that do not exist are left out."""
     with measured("store"):
         collection = here.workbench.collection(name)
@@ -291,7 +263,7 @@ def get_items(name: str, body: Annotated[ItemsByIdRequest, json_of(ItemsByIdRequ
     return PartsResponse([b'{"items":', *items, b"}"])
 
 
-@router.on("GET", "/items/{id}", READ, CollectionNotFound, ItemNotFound, response_model=ItemResponse)
+@router.on("GET", "/items/{id}", READ, f"{MISSING} item_not_found", response_model=ItemResponse)
 def get_item(name: str, id: str, here: Here) -> Response:
     """Return one item with its vector."""
     with measured("store"):
@@ -356,11 +328,10 @@ _THUMBNAILS = binary(
 
 
 @router.on(
-    *("POST", "/thumbnails", READ, TYPE, CollectionNotFound),
-    content={"application/octet-stream": _THUMBNAILS},
-    response_class=Response,
+    *("POST", "/thumbnails", READ, MISSING),
+    content={BYTES: _THUMBNAILS},
 )
-def get_thumbnails(name: str, body: Annotated[ThumbnailsRequest, json_of(ThumbnailsRequest)], here: Here) -> Response:
+def get_thumbnails(name: str, body: ThumbnailsRequest, here: Here) -> Response:
     """Return the thumbnails of many items, which costs a fraction of one request for each."""
     parts: list[bytes] = []
     with measured("store"):
@@ -370,14 +341,13 @@ def get_thumbnails(name: str, body: Annotated[ThumbnailsRequest, json_of(Thumbna
             with suppress(ItemNotFound):
                 jpeg = collection.thumbnail(id)
             parts += [struct.pack("<I", len(jpeg or b"")), jpeg or b""]
-    return Response(b"".join(parts), media_type="application/octet-stream")
+    return Response(b"".join(parts), media_type=BYTES)
 
 
 @router.on(
-    *("GET", "/items/{id}/thumbnail", READ, CollectionNotFound, ItemNotFound),
+    *("GET", "/items/{id}/thumbnail", READ, f"{MISSING} item_not_found"),
     content={"image/jpeg": binary("JPEG")},
     responses={304: {"description": "The thumbnail matches If-None-Match."}},
-    response_class=Response,
 )
 def thumbnail(
     name: str,
@@ -405,9 +375,8 @@ def thumbnail(
 
 
 @router.on(
-    *("GET", "/items/{id}/original", READ, CollectionNotFound, ItemNotFound),
+    *("GET", "/items/{id}/original", READ, f"{MISSING} item_not_found"),
     content={kind: binary("The image file.") for kind in ("image/jpeg", "image/png", "image/webp", "image/gif")},
-    response_class=Response,
 )
 def original(name: str, id: str, here: Here) -> Response:
     """Return the original image of an item, or its thumbnail.
@@ -478,10 +447,10 @@ class UpdatedResponse(BaseModel):
     updated: int = Field(description="number of items that were found")
 
 
-_WRITE_ERRORS = (TYPE, CollectionNotFound, InvalidFilter, RequestTooLarge, *FAILED_WRITE)
+_WRITE_ERRORS = f"{MISSING} invalid_filter request_too_large {FAILED_WRITE}"
 
 
-@router.on("DELETE", "/items/{id}", WRITE, CollectionNotFound, ItemNotFound, *FAILED_WRITE, status_code=204)
+@router.on("DELETE", "/items/{id}", WRITE, f"{MISSING} item_not_found {FAILED_WRITE}", status_code=204)
 def delete_item(name: str, id: str, here: Here) -> None:
     """Delete an item; when this returns, the deletion is durable."""
     with measured("store"):
@@ -491,8 +460,8 @@ def delete_item(name: str, id: str, here: Here) -> None:
     note_changes(here.workbench, name, deleted)
 
 
-@router.on("POST", "/delete", WRITE, *_WRITE_ERRORS)
-def delete_items(name: str, body: Annotated[Selection, json_of(Selection)], here: Here) -> DeletedResponse:
+@router.on("POST", "/delete", WRITE, _WRITE_ERRORS)
+def delete_items(name: str, body: Selection, here: Here) -> DeletedResponse:
     """Delete items by ids, or those that pass a filter: all of them or, after an error, none."""
     _admit(here, name, body)
     deleted = here.workbench.delete(name, body.ids, where=body.where)
@@ -500,10 +469,8 @@ def delete_items(name: str, body: Annotated[Selection, json_of(Selection)], here
     return DeletedResponse(deleted=deleted)
 
 
-@router.on("PATCH", "/items", WRITE, MetadataConflict, *_WRITE_ERRORS)
-def update_metadata(
-    name: str, body: Annotated[MetadataRequest, json_of(MetadataRequest)], here: Here
-) -> UpdatedResponse:
+@router.on("PATCH", "/items", WRITE, f"metadata_conflict {_WRITE_ERRORS}")
+def update_metadata(name: str, body: MetadataRequest, here: Here) -> UpdatedResponse:
     """Change the metadata of items by ids, of those that pass a filter, or of each by its own patch.
 
     All items are changed or, after an error, none.
@@ -554,11 +521,10 @@ async def _table(request: Request) -> bytes:
 
 
 _COLUMNS = TypeAdapter(Annotated[list[str], Field(min_length=1, max_length=MAX_COLUMNS)])
-_TABLE = {"requestBody": {"required": True, "content": {CSV: {"schema": FILE}}}}
 Column = Annotated[str | None, Query(max_length=1000)]
 
 
-@router.on("POST", "/labels", WRITE, *_WRITE_ERRORS, openapi_extra=_TABLE)
+@router.on("POST", "/labels", WRITE, _WRITE_ERRORS, openapi_extra=body_of(CSV))
 def label_items(
     name: str,
     content: Annotated[bytes, Depends(_table)],
@@ -645,15 +611,11 @@ class FacetsResponse(BaseModel):
 
 
 class IndexedRequest(Strict):
-    keys: Annotated[list[Annotated[str, Field(json_schema_extra=INDEXABLE)]], FIRST_WRONG] = Field(
-        max_length=MAX_INDEXED
-    )
+    keys: Annotated[list[IndexedKey], FIRST_WRONG] = Field(max_length=MAX_INDEXED)
 
 
-@router.on(
-    "POST", "/facets", READ, TYPE, CollectionNotFound, InvalidFilter, AnswerTooLarge, response_model=FacetsResponse
-)
-def facets(name: str, body: Annotated[FacetsRequest, json_of(FacetsRequest)], here: Here) -> Response:
+@router.on("POST", "/facets", READ, f"{MISSING} invalid_filter answer_too_large", response_model=FacetsResponse)
+def facets(name: str, body: FacetsRequest, here: Here) -> Response:
     """Count the values of metadata keys among all items, or those that pass a filter."""
     with measured("store"):
         collection = here.workbench.collection(name)
@@ -672,10 +634,8 @@ def facets(name: str, body: Annotated[FacetsRequest, json_of(FacetsRequest)], he
     return PartsResponse([b'{"facets":', *listed, b"}"])
 
 
-@router.on("PUT", "/indexed", WRITE, TYPE, CollectionNotFound, InvalidFilter, *FAILED_WRITE)
-def change_indexed(
-    name: str, body: Annotated[IndexedRequest, json_of(IndexedRequest)], here: Here
-) -> CollectionResponse:
+@router.on("PUT", "/indexed", WRITE, f"{MISSING} invalid_filter {FAILED_WRITE}")
+def change_indexed(name: str, body: IndexedRequest, here: Here) -> CollectionResponse:
     """Index these metadata keys and no others, in the background; filters work with every key at any time."""
     with measured("store"):
         collection = here.workbench.collection(name)

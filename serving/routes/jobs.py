@@ -1,56 +1,49 @@
-"""/api/v1/jobs, and the routes that start a job: one for each task of `workbench.tasks`.
+"""/api/v1/jobs, and the routes that start a job: one for each task of `workbench.tasks`, made from the table.
 
-The schemas are made from the requests of the tasks.
+A task needs a line in STARTS only where the server must add to its request, or refuse it before it is queued.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
-from typing import Annotated, Any, Literal, get_type_hints
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, fields
+from inspect import Parameter, Signature
+from typing import Annotated, Any, Literal, Self, get_type_hints
 
 import orjson
-from fastapi import Depends, Header, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
+from anyio.to_thread import run_sync
+from fastapi import Header, Query, Response
 from fastapi.responses import StreamingResponse
-from pydantic import Field, create_model
+from pydantic import ConfigDict, Field, FiniteFloat, StrictInt, StrictStr, model_validator
 
 from nnclr_hub.encoder.hand_crafted import FLOORS
-from nnclr_hub.errors import (
-    CollectionNotFound,
-    DiskFull,
-    FingerprintMismatch,
-    InvalidFilter,
-    InvalidRequest,
-    JobNotFound,
-    ModelError,
-    StoreReadOnly,
-    UnknownModel,
-)
+from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.where import check_key
-from nnclr_hub.workbench.duplicates import DuplicatesRequest, check_pair_score
-from nnclr_hub.workbench.index_task import IndexRequest
-from nnclr_hub.workbench.inspection.findings import InspectionRequest
-from nnclr_hub.workbench.reembedding import ReembedRequest, abandon
+from nnclr_hub.workbench.duplicates import check_pair_score
+from nnclr_hub.workbench.labels import require_field
+from nnclr_hub.workbench.probes import refuse_taken_probe
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.tasks import JOBS, all_tasks
-from nnclr_hub.workbench.tasks import Request as TaskRequest
+from nnclr_hub.workbench.tasks import JOBS, Task, all_tasks
 
-from ..jobs import Jobs, JobStatus
-from ..jobs.events import is_over, stream
-from ..jobs.jobs import own_tasks
-from ..keys import READ, WRITE
-from ..request_bodies import json_of
-from .bodies import FIRST_WRONG, CollectionName, Integer, MetadataKey, Strict, Where
-from .dependencies import Here, Router, served_engine, served_names, served_source
+from ..access import READ, WRITE
+from ..jobs import JobStatus, own_tasks
+from ..request_bodies import check_count
+from .router import FAILED_WRITE, Here, Parts, Router, served_names, served_source
+from .schemas import FIRST_WRONG, CollectionName, ImageText, Name, Strict, one_of, optional, schema_of
 
 MAX_COMPARED = 8  # encoders
-# stricter types of fields, by name
-TYPES: dict[str, Any] = {"where": Where | None, "field": MetadataKey}  # type: ignore[operator]
+MAX_EXAMPLES = 100_000  # of a probe
+CHECK_S = 0.25  # between two looks at a job that is followed
+HEARTBEAT_S = 15.0
 JobKind = Literal[tuple(sorted(own_tasks()))]  # type: ignore[valid-type]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+Params = dict[str, Any]
+router = Router(prefix="/api/v1", tags=["jobs"])
+_ID = re.compile(r"[0-9a-f]{14}")
+LOCATION = {"Location": {"description": "Path of the job.", "schema": {"type": "string"}}}
 
 
 class JobError(Strict):
@@ -59,6 +52,12 @@ class JobError(Strict):
     status: int
     code: str
     detail: str
+
+
+class JobProgress(Strict):
+    """What a job does now. The numbers are `done` and `total`."""
+
+    phase: str | None = Field(description="such as `Arranging the map`; null if the kind has no phases, or not running")
 
 
 class JobResponse(Strict):
@@ -73,6 +72,7 @@ class JobResponse(Strict):
     )
     done: int
     total: int = Field(description="0 while unknown")
+    progress: JobProgress
     rate: float | None = Field(description="units per second")
     eta_s: float | None = Field(description="estimated seconds left")
     created: float
@@ -84,7 +84,8 @@ class JobResponse(Strict):
     @classmethod
     def of(cls, job: JobStatus) -> JobResponse:
         """Make the response of a job."""
-        return cls.model_validate({name: getattr(job, name) for name in cls.model_fields})
+        own = {name: getattr(job, name) for name in cls.model_fields if name != "progress"}
+        return cls.model_validate({**own, "progress": {"phase": job.phase or None}})
 
 
 class JobsResponse(Strict):
@@ -94,81 +95,9 @@ class JobsResponse(Strict):
     cursor: str | None = Field(description="cursor of the next page; null on the last page")
 
 
-class JobRequest(Strict):
-    """Maintenance of a collection in the background."""
-
-    kind: Literal[tuple(sorted(name for name, task in all_tasks().items() if task.path == JOBS))]  # type: ignore[valid-type]
-    collection: CollectionName
-
-
-class ComparisonRequest(Strict):
-    """The encoders to compare, and the labels to compare them by."""
-
-    models: Annotated[list[str], FIRST_WRONG] | None = Field(
-        None,
-        max_length=MAX_COMPARED,
-        description=f"models that the server serves, or the hand-crafted features {', '.join(FLOORS)}; null: all "
-        "models of the server, and pixels. The others are compared with the first one",
-    )
-    field: MetadataKey = Field("label", description="metadata key of the label of an item")
-
-
-def schema_of(request: type[TaskRequest]) -> Any:
-    """Return the body of a route: the fields of a task's request that clients set, without the collection."""
-    hints = get_type_hints(request)
-    made: dict[str, Any] = {}
-    for one in fields(request):
-        if one.metadata["hidden"] or one.name == "collection":
-            continue
-        kind = TYPES.get(one.name, Integer if hints[one.name] is int else hints[one.name])
-        default = ... if one.default is MISSING else one.default
-        made[one.name] = (kind, Field(default, description=one.metadata["doc"], **one.metadata["limits"]))
-    return create_model(request.__name__, __base__=Strict, __doc__=request.__doc__, **made)
-
-
-DuplicatesBody, IndexBody = schema_of(DuplicatesRequest), schema_of(IndexRequest)
-ReembedBody, InspectionBody = schema_of(ReembedRequest), schema_of(InspectionRequest)
-router = Router(prefix="/api/v1", tags=["jobs"])
-comparisons = Router(prefix="/api/v1", tags=["inspections"])
-_ID = re.compile(r"[0-9a-f]{14}")
-LOCATION = {"Location": {"description": "Path of the job.", "schema": {"type": "string"}}}
-_ACCEPTED = {"description": "The job was accepted; Location is its path.", "headers": LOCATION}
-
-
-def _jobs(request: Request) -> Jobs:
-    return request.app.state.jobs
-
-
-AppJobs = Annotated[Jobs, Depends(_jobs)]
-
-
-class Submission:
-    """A dependency of routes that start a job. A request for what a job waits to do, or does, gets that job."""
-
-    def __init__(self, request: Request, response: Response) -> None:
-        self._jobs, self._response = _jobs(request), response
-
-    def __call__(self, kind: str, params: Mapping[str, Any], **hidden: Any) -> JobResponse:
-        """Submit a job, and return the response of the route; see `Jobs.submit`. An invalid request is refused."""
-        self._jobs.tasks[kind].request.from_json({**params, **hidden})
-        mark = hashlib.sha256(orjson.dumps([kind, params, hidden])).hexdigest()
-        job = self._jobs.submit(kind, params, hidden, mark=mark)
-        self._response.headers["Location"] = f"/api/v1/jobs/{job.id}"
-        return JobResponse.of(job)
-
-
-Submit = Annotated[Submission, Depends(Submission)]
-
-
-def starts_job(path: str, *errors: Any, router: Router = router, **options: Any) -> Any:
-    """Declare a route that starts a job."""
-    errors = (StoreReadOnly, DiskFull, "unsupported_media_type", *errors)
-    return router.on("POST", path, WRITE, *errors, responses={202: _ACCEPTED}, status_code=202, **options)
-
-
 @router.on("GET", "/jobs", READ)
 def list_jobs(
-    jobs: AppJobs,
+    here: Here,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     cursor: Annotated[
         str | None,
@@ -183,45 +112,20 @@ def list_jobs(
     """
     if cursor is not None and not _ID.fullmatch(cursor):
         raise InvalidRequest(f"Invalid cursor {cursor!r:.60}; pass the one from the previous page, or omit it.")
-    found, after = jobs.list(limit, cursor, kind=kind, state=state)
+    found, after = here.jobs.list(limit, cursor, kind=kind, state=state)
     return JobsResponse(jobs=[JobResponse.of(job) for job in found], cursor=after)
 
 
-# the published id; generated clients are named after it
-@starts_job(JOBS, CollectionNotFound, operation_id="jobs-look-after")
-def start_maintenance(body: Annotated[JobRequest, json_of(JobRequest)], here: Here, submit: Submit) -> JobResponse:
-    """Verify or compact a collection in the background."""
-    here.workbench.collection(body.collection)
-    return submit(body.kind, {"collection": body.collection})
-
-
-@starts_job("/store/backups")
-def start_backup(
-    here: Here,
-    submit: Submit,
-    keep: Annotated[
-        int | None, Query(ge=1, le=1_000_000, description="number of backups to keep; older ones are removed")
-    ] = None,
-) -> JobResponse:
-    """Back up all collections, aliases, jobs and probes to the destination that the server is configured with.
-
-    Only what is new is copied. The job's result has the backup's id and its size.
-    """
-    if not here.settings.backup_to:
-        raise InvalidRequest("This server makes no backups; set NNCLR_BACKUP_TO to a folder or an address.")
-    return submit("backup", {"keep": keep})
-
-
-@router.on("GET", "/jobs/{id}", READ, JobNotFound)
-def get_job(id: str, jobs: AppJobs) -> JobResponse:
+@router.on("GET", "/jobs/{id}", READ, "job_not_found")
+def get_job(id: str, here: Here) -> JobResponse:
     """Return the current state of a job; the id `latest` means the newest one."""
-    return JobResponse.of(jobs.get(id))
+    return JobResponse.of(here.jobs.get(id))
 
 
-@router.on("DELETE", "/jobs/{id}", WRITE, JobNotFound, StoreReadOnly, DiskFull)
-def cancel_job(id: str, jobs: AppJobs) -> JobResponse:
+@router.on("DELETE", "/jobs/{id}", WRITE, f"job_not_found {FAILED_WRITE}")
+def cancel_job(id: str, here: Here) -> JobResponse:
     """Cancel a job: at once if it is queued, at its next step if it runs. A job that has ended does not change."""
-    return JobResponse.of(jobs.cancel(id))
+    return JobResponse.of(here.jobs.cancel(id))
 
 
 _EVENTS = {
@@ -233,87 +137,288 @@ _EVENTS = {
 }
 
 
-@router.on("GET", "/jobs/{id}/events", READ, JobNotFound, responses=_EVENTS, response_class=StreamingResponse)
-async def job_events(id: str, jobs: AppJobs, last_event_id: Annotated[str | None, Header()] = None) -> Response:
-    """Stream the progress of a job as server-sent events."""
-    job = await run_in_threadpool(jobs.get, id)
-    if is_over(job, last_event_id):
-        return Response(status_code=204)
-    events = stream(jobs, job, last_event_id, lambda job: JobResponse.of(job).model_dump())
-    return StreamingResponse(
-        events, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-    )
+@router.on("GET", "/jobs/{id}/events", READ, "job_not_found", responses=_EVENTS, response_class=StreamingResponse)
+async def job_events(id: str, here: Here, last_event_id: Annotated[str | None, Header()] = None) -> Response:
+    """Stream the progress of a job as server-sent events.
 
-
-@starts_job("/collections/{name}/duplicates", CollectionNotFound, InvalidFilter)
-def find_duplicates(
-    name: str, body: Annotated[Any, json_of(DuplicatesBody)], here: Here, submit: Submit
-) -> JobResponse:
-    """Find duplicate items."""
-    collection = here.workbench.collection(name)
-    if isinstance(body.threshold, float):
-        check_pair_score(collection, body.threshold)
-    if body.where is not None:
-        collection.count(body.where)  # an invalid filter is refused now, not by the job
-    return submit("duplicates", {"collection": name, **body.model_dump()})
-
-
-@starts_job("/collections/{name}/reembed", CollectionNotFound, UnknownModel, ModelError)
-def start_reembed(name: str, body: Annotated[Any, json_of(ReembedBody)], here: Here, submit: Submit) -> JobResponse:
-    """Build a copy of the collection with another model, then swap the two. Writes are accepted until then.
-
-    The copy is called after the collection and the model's fingerprint, such as `photos.1a2b3c4d`. Cancelling the job
-    deletes it. After a failure, it is kept and the next call continues it. At the end it takes the name of the
-    collection, and the old one is kept as `photos.old`.
+    Each event contains the whole job at that time. Changes between two checks, or while the client is slow, are
+    combined in one event. The stream ends with the job.
     """
-    bench = here.workbench
-    bench.collection(name)
-    source = served_engine(here.engines, body.model).name
-    if not here.settings.source_folders and not (bench.originals and bench.originals.used):
+    job = await run_sync(here.jobs.get, id)
+    if job.has_ended and last_event_id == str(job.changes):
+        return Response(status_code=204)
+
+    async def events() -> AsyncIterator[bytes]:
+        yield b"retry: 2000\n\n"
+        state, silent_since = None, time.monotonic()
+        async for now in here.jobs.follow(job, last_event_id, CHECK_S):
+            if now is not None:
+                name = "progress" if now.state == state else "state"
+                state, data = now.state, JobResponse.of(now).model_dump_json()
+                yield f"id: {now.changes}\nevent: {name}\ndata: {data}\n\n".encode()
+                silent_since = time.monotonic()
+            elif time.monotonic() - silent_since > HEARTBEAT_S:  # so that proxies keep the connection open
+                yield b": heartbeat\n\n"
+                silent_since = time.monotonic()
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(events(), media_type="text/event-stream", headers=headers)
+
+
+@router.on(*("DELETE", "/collections/{name}/reembed", WRITE, f"collection_not_found {FAILED_WRITE}"), status_code=204)
+def abandon_reembed(name: str, here: Here) -> None:
+    """Delete the copies that failed re-embeddings left behind, if there are any."""
+    here.workbench.abandon_reembed(name)
+
+
+# ---- the routes that start a task
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a route starts a task; the default suits most.
+
+    id: of the operation; generated clients are named after it. None: of the name of the task.
+    errors: codes in addition to those of a collection, a filter and a write.
+    about: description of the route; "": that of the task's function.
+    body: schema of the body; None: of the task's request.
+    prepare: refuses a request before it is queued, and returns the parameters that the job shows, and its hidden ones.
+        Given the parts of the server and the parameters.
+    """
+
+    id: str | None = None
+    tag: str = "jobs"
+    errors: str = ""
+    about: str = ""
+    body: Any = None
+    prepare: Callable[[Parts, Params], tuple[Params, Params]] = lambda here, params: (params, {})
+
+
+def _duplicates(here: Parts, params: Params) -> tuple[Params, Params]:
+    if isinstance(params["threshold"], float):
+        check_pair_score(here.workbench.collection(params["collection"]), params["threshold"])
+    return params, {}
+
+
+def _backup(here: Parts, params: Params) -> tuple[Params, Params]:
+    if not here.settings.backup_to:
+        raise InvalidRequest("This server makes no backups; set NNCLR_BACKUP_TO to a folder or an address.")
+    return params, {}
+
+
+def _reembed(here: Parts, params: Params) -> tuple[Params, Params]:
+    source = here.engines.get(served_source(here.engines, params["model"])).name
+    originals = here.workbench.originals
+    if not here.settings.source_folders and not (originals and originals.used):
         raise InvalidRequest(
             "This server reads no files and keeps no originals, so it cannot embed the images again; set "
             'NNCLR_SOURCE_FOLDERS to the folders that were indexed, as JSON such as ["/photos"].'
         )
-    return submit("reembed", {"collection": name, **body.model_dump()}, source=source)
+    return params, {"source": source}
 
 
-@starts_job("/collections/{name}/index", CollectionNotFound, FingerprintMismatch, ModelError)
-def index_folder(name: str, body: Annotated[Any, json_of(IndexBody)], here: Here, submit: Submit) -> JobResponse:
-    """Index the images of a folder on the server; call it again to pick up changes.
-
-    The label of an image is the name of its folder, unless that is the indexed folder itself. A folder and its
-    subfolder are different sources, and their images become separate items. Links to files are followed. The folder
-    must be in `NNCLR_SOURCE_FOLDERS`, and the server must listen on 127.0.0.1; otherwise, send the images.
-    """
+def _index(here: Parts, params: Params) -> tuple[Params, Params]:
     if not here.settings.local:
         raise InvalidRequest("Folders can be indexed only if the server listens on 127.0.0.1; send the images instead.")
-    here.workbench.fillable(name)
-    place = SourceFolders(here.settings.source_folders).find(body.source, body.folder)
-    params = {"collection": name, "folder": place.relative, "prune": body.prune}
-    return submit("index", params, root=str(place.root))
+    here.workbench.fillable(params["collection"])
+    place = SourceFolders(here.settings.source_folders).find(params.pop("source"), params["folder"])
+    return {**params, "folder": place.relative}, {"root": str(place.root)}
 
 
-@router.on("DELETE", "/collections/{name}/reembed", WRITE, CollectionNotFound, StoreReadOnly, DiskFull, status_code=204)
-def abandon_reembed(name: str, here: Here) -> None:
-    """Delete the copies that failed re-embeddings left behind, if there are any."""
-    abandon(here.workbench, name)
-
-
-@starts_job("/collections/{name}/comparisons", CollectionNotFound, UnknownModel, InvalidFilter, router=comparisons)
-def compare_encoders(
-    name: str, body: Annotated[ComparisonRequest, json_of(ComparisonRequest)], here: Here, submit: Submit
-) -> JobResponse:
-    """Compare encoders on the thumbnails of a collection: cross-validated accuracy, and scores without labels.
-
-    At most 1000 items are compared, if possible with labels. The job's result has the scores with 95% intervals, and a
-    conclusion.
-    """
-    here.workbench.collection(name)
-    check_key(body.field)
+def _comparison(here: Parts, params: Params) -> tuple[Params, Params]:
+    check_key(params["field"])
     names = {source: public for public, source in served_names(here.engines).items()}
     compared: dict[str, str | None] = {}  # the source of each, by its public name; None: hand-crafted
-    for one in body.models or [*list(names.values())[: MAX_COMPARED - 1], "pixels"]:
+    for one in params["models"] or [*list(names.values())[: MAX_COMPARED - 1], "pixels"]:
         source = None if one in FLOORS else served_source(here.engines, one)
         compared[one if source is None else names[source]] = source
-    params = {"collection": name, "models": list(compared), "field": body.field}
-    return submit("comparison", params, source=list(compared.values()))
+    return {**params, "models": list(compared)}, {"source": list(compared.values())}
+
+
+def _probe_fit(here: Parts, params: Params) -> tuple[Params, Params]:
+    items, bench = params["items"], here.workbench
+    images = sum(item["image"] is not None for item in items or ())
+    check_count(images, here.settings.max_images)  # they count as those of any request
+    if not params["replace"]:
+        refuse_taken_probe(bench.store.records, params["name"])
+    if params["collection"] is not None:
+        require_field(bench.collection(params["collection"]), params["field"], params["where"])
+    known = images or params["model"] is not None
+    source = here.engines.get(served_source(here.engines, params["model"])).name if known else None
+    if items is None:
+        return params, {"source": source}
+    return {**params, "items": len(items)}, {"source": source, "items": items}
+
+
+Label = StrictInt | StrictStr
+
+
+class ProbeItem(Strict):
+    """A label with exactly one of vector and image."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("vector", "image"))
+
+    label: Label | list[Label]
+    vector: list[FiniteFloat] | str | None = Field(None, description="numbers, or base64 of little-endian float32")
+    image: ImageText | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.vector is None) == (self.image is None):
+            raise ValueError("an item takes exactly one of vector and image")
+        return self
+
+
+TASKS = all_tasks()
+SHARED = tuple(sorted(name for name, task in TASKS.items() if task.path == JOBS))
+_PROBE_FIELDS = schema_of(
+    TASKS["probe_fit"].request,
+    name=Name,
+    collection=(optional(CollectionName), None),
+    reject_far=(optional(Annotated[float, Field(gt=0, lt=1)]), None),
+    items=(optional(Annotated[list[ProbeItem], Field(min_length=2, max_length=MAX_EXAMPLES)]), None),
+)
+
+
+class ProbeRequest(_PROBE_FIELDS):
+    """A probe to fit on a metadata field of a collection, or on labeled items."""
+
+    model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:  # the task checks the others
+        if self.collection is None and self.where is not None:
+            raise ValueError("where needs a collection")
+        if self.collection is not None and self.model is not None:
+            raise ValueError("a collection has its own model; remove model")
+        return self
+
+
+class JobRequest(Strict):
+    """Maintenance of a collection in the background."""
+
+    kind: Literal[SHARED]  # type: ignore[valid-type]
+    collection: CollectionName
+
+
+STARTS = {
+    "duplicates": Start("jobs-find-duplicates", prepare=_duplicates),
+    "backup": Start(
+        "jobs-start-backup",
+        about="Back up all collections, aliases, jobs and probes to the destination that the server is configured "
+        "with.\n\nOnly what is new is copied. The job's result has the backup's id and its size.",
+        prepare=_backup,
+    ),
+    "reembed": Start(
+        "jobs-start-reembed",
+        errors="unknown_model model_error",
+        about="Build a copy of the collection with another model, then swap the two. Writes are accepted until then."
+        "\n\nThe copy is called after the collection and the model's fingerprint, such as `photos.1a2b3c4d`. "
+        "Cancelling the job deletes it. After a failure, it is kept and the next call continues it. At the end "
+        "it takes the name of the collection, and the old one is kept as `photos.old`.",
+        prepare=_reembed,
+    ),
+    "index": Start(
+        "jobs-index-folder",
+        errors="fingerprint_mismatch model_error",
+        about="Index the images of a folder on the server; call it again to pick up changes.\n\nThe label of an image "
+        "is the name of its folder, unless that is the indexed folder itself. A folder and its subfolder are different "
+        "sources, and their images become separate items. Links to files are followed. The folder must be in "
+        "`NNCLR_SOURCE_FOLDERS`, and the server must listen on 127.0.0.1; otherwise, send the images.",
+        prepare=_index,
+    ),
+    "inspection": Start(
+        "inspections-start-inspection",
+        tag="inspections",
+        about="Inspect the collection: a map, clusters, duplicates, outliers, leaks, suspect labels, what to label "
+        "next.",
+    ),
+    "comparison": Start(
+        "inspections-compare-encoders",
+        tag="inspections",
+        errors="unknown_model",
+        about="Compare encoders on the thumbnails of a collection: cross-validated accuracy, and scores without labels."
+        "\n\nAt most 1000 items are compared, if possible with labels. The job's result has the scores with 95% "
+        "intervals, and a conclusion.",
+        body=schema_of(
+            TASKS["comparison"].request,
+            collection=None,
+            models=(optional(Annotated[list[str], FIRST_WRONG, Field(max_length=MAX_COMPARED)]), None),
+        ),
+        prepare=_comparison,
+    ),
+    "probe_fit": Start(
+        "probes-fit",
+        tag="probes",
+        errors="collection_not_found probe_exists unknown_model model_error",
+        about="Fit a probe in the background; the result of the job has its scores on held-out rows.",
+        body=ProbeRequest,
+        prepare=_probe_fit,
+    ),
+    JOBS: Start(
+        "jobs-look-after",
+        about="Verify or compact a collection in the background.",
+        body=JobRequest,
+    ),
+}
+
+
+def start(here: Parts, kind: str, params: dict[str, Any], response: Response) -> JobResponse:
+    """Check a request, and submit its job. A request for what a job waits to do, or does, gets that job."""
+    TASKS[kind].request.from_json(params)
+    if params.get("collection") is not None:
+        collection = here.workbench.collection(params["collection"])
+        if params.get("where") is not None:
+            collection.count(params["where"])  # an invalid filter is refused now, not by the job
+    params, hidden = STARTS.get(kind, Start()).prepare(here, params)
+    mark = hashlib.sha256(orjson.dumps([kind, params, hidden])).hexdigest()
+    return started(response, here.jobs.submit(kind, params, hidden, mark=mark))
+
+
+def started(response: Response, job: JobStatus) -> JobResponse:
+    """Return the response for a job, whose path is in its Location."""
+    response.headers["Location"] = f"/api/v1/jobs/{job.id}"
+    return JobResponse.of(job)
+
+
+def declare(task: Task, router: Router) -> None:
+    """Declare the route that starts a task. Several tasks may share a route, whose body then names the task."""
+    shared = task.path == JOBS
+    how = STARTS.get(JOBS if shared else task.name, Start())
+    path = task.path.replace("{collection}", "{name}")
+    in_path = path != task.path
+    options = {one.name: one for one in fields(task.request) if not one.metadata["hidden"]}
+    errors = f"{FAILED_WRITE} {how.errors}" + " collection_not_found" * (in_path or shared)
+    errors += " invalid_filter" * ("where" in options)
+
+    def submit(here: Parts, response: Response, body: Strict | None = None, **given: Any) -> JobResponse:
+        params = {} if body is None else body.model_dump()
+        if in_path:
+            params["collection"] = given.pop("name")
+        kind = params.pop("kind") if shared else task.name
+        return start(here, kind, {**params, **given}, response)
+
+    parameters = {"here": Here, "response": Response} | ({"name": str} if in_path else {})
+    if task.query:
+        hints = get_type_hints(task.request)
+        for name, one in options.items():
+            query = Query(description=one.metadata["doc"], **one.metadata["limits"])
+            parameters[name] = (Annotated[hints[name], query], one.default)
+    else:
+        parameters["body"] = how.body or schema_of(task.request, **({"collection": None} if in_path else {}))
+    made = [
+        Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind[0], default=kind[1])
+        if isinstance(kind, tuple)
+        else Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind)
+        for name, kind in parameters.items()
+    ]
+    submit.__signature__ = Signature(made, return_annotation=JobResponse)  # type: ignore[attr-defined]
+    about = how.about or (task.run.__doc__ or "").split("\n\n")[0]
+    named: dict[str, Any] = {"operation_id": how.id or f"jobs-{task.name}", "description": about, "name": task.name}
+    accepted = {202: {"description": "The job was accepted; Location is its path.", "headers": LOCATION}}
+    router.on("POST", path, WRITE, errors, responses=accepted, status_code=202, **named)(submit)
+
+
+starting = {tag: Router(prefix="/api/v1", tags=[tag]) for tag in ("jobs", "inspections", "probes")}
+for name in (JOBS, *sorted(set(TASKS) - set(SHARED) - {"import"})):  # `imports` has the route for files
+    declare(TASKS[SHARED[0] if name == JOBS else name], starting[STARTS.get(name, Start()).tag])

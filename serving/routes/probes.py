@@ -1,4 +1,4 @@
-"""/api/v1/probes: fit, list, describe, delete and export probes, and predict labels with them."""
+"""/api/v1/probes: list, describe, delete and export probes, which jobs fit, and predict labels with them."""
 
 from __future__ import annotations
 
@@ -6,35 +6,19 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import ConfigDict, Field, FiniteFloat, StrictInt, StrictStr, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
-from nnclr_hub.errors import (
-    AnswerTooLarge,
-    CollectionNotFound,
-    DiskFull,
-    FingerprintMismatch,
-    ImageError,
-    InvalidFilter,
-    InvalidRequest,
-    ModelError,
-    NNCLRHubError,
-    ProbeExists,
-    ProbeNotFound,
-    StoreReadOnly,
-    UnknownModel,
-)
+from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.probe.labeling import Labeling
-from nnclr_hub.store.checks import MAX_LIMIT, check_name
-from nnclr_hub.workbench.labels import require_field
+from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.workbench.payload import decode_vector
-from nnclr_hub.workbench.privacy import public_name, without_paths
+from nnclr_hub.workbench.privacy import public_name
 from nnclr_hub.workbench.probes import (
     KeptProbe,
     delete_probe,
@@ -42,92 +26,25 @@ from nnclr_hub.workbench.probes import (
     list_probes,
     probe_files,
     probe_in_one_file,
-    refuse_taken_probe,
 )
 
+from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
-from ..keys import READ, WRITE
+from ..engine import Engine
 from ..limits import in_thread_while_connected, while_connected
-from ..models import Model
-from ..problems import UNREADABLE, problem
-from ..request_bodies import UploadedImage, check_count, decode_each, is_form, parse, read_form, read_json
-from .bodies import (
-    CollectionName,
-    ImageText,
-    Integer,
-    ItemError,
-    MetadataKey,
-    Name,
-    Strict,
-    Where,
-    form_body,
-    json_body,
-    one_of,
-)
-from .collections import TYPE
-from .dependencies import Here, Parts, Router, served_engine
-from .jobs import JobResponse, Submit, starts_job
+from ..problems import UNREADABLE, outcomes
+from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
+from .jobs import Label
+from .router import BYTES, FAILED_WRITE, Here, Parts, Router
+from .schemas import CollectionName, ImageText, Integer, ItemError, Strict, binary, form_body, one_of
 
 router = Router(prefix="/api/v1/probes", tags=["probes"])
-EXPORTS = {"zip": "application/zip", "safetensors": "application/octet-stream"}
-Label = StrictInt | StrictStr
-MOST_ITEMS = 100_000
+EXPORTS = {"zip": "application/zip", "safetensors": BYTES}
 MOST_TOP = 100
 TOP = 5
 
 
-# ---- fit and manage probes
-
-
-class ProbeItem(Strict):
-    """A label with exactly one of vector and image."""
-
-    model_config = ConfigDict(json_schema_extra=one_of("vector", "image"))
-
-    label: Label | list[Label]
-    vector: list[FiniteFloat] | str | None = Field(None, description="numbers, or base64 of little-endian float32")
-    image: ImageText | None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.vector is None) == (self.image is None):
-            raise ValueError("an item takes exactly one of vector and image")
-        return self
-
-
-class ProbeRequest(Strict):
-    """A probe to fit on a metadata field of a collection, or on labeled items."""
-
-    model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
-
-    name: Name
-    collection: CollectionName | None = None
-    field: MetadataKey | None = Field(
-        None, description="metadata key that holds the label of an item, or a list of labels"
-    )
-    where: Where | None = Field(None, description="fit only on items that match the filter")
-    model: str | None = Field(None, description="model of the items' vectors; for images, null means the default model")
-    items: Annotated[list[ProbeItem], Field(min_length=2, max_length=MOST_ITEMS)] | None = None
-    l2: float | None = Field(None, ge=0, allow_inf_nan=False, description="L2 penalty; null: chosen on held-out rows")
-    balanced: bool = Field(False, description="weight classes equally")
-    threshold: float | None = Field(None, ge=0, le=1, description="lowest probability; below it, no class is predicted")
-    reject_far: float | None = Field(
-        None,
-        gt=0,
-        lt=1,
-        description="predict none for vectors far from all labeled ones; the share of good ones to lose",
-    )
-    replace: bool = Field(False, description="replace a probe of the same name")
-
-    @model_validator(mode="after")
-    def _one(self) -> Self:
-        if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):
-            raise ValueError("give either collection and field, or items")
-        if self.collection is None and self.where is not None:
-            raise ValueError("where needs a collection")
-        if self.collection is not None and self.model is not None:
-            raise ValueError("a collection has its own model; remove model")
-        return self
+# ---- manage probes
 
 
 class ProbeClass(Strict):
@@ -194,52 +111,22 @@ def list_all(here: Here) -> ProbesResponse:
     return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(here.workbench.store.records)])
 
 
-async def _to_fit(request: Request, here: Here) -> ProbeRequest:
-    """Read the body; its images count against the limits as those of any request."""
-    body = await read_json(request, ProbeRequest)
-    check_count(sum(item.image is not None for item in body.items or ()), here.settings.max_images)
-    return body
-
-
-_REFUSALS = (CollectionNotFound, ProbeExists, UnknownModel, ModelError, InvalidFilter)
-
-
-@starts_job("", *_REFUSALS, router=router, openapi_extra=json_body(ProbeRequest))
-def fit(body: Annotated[ProbeRequest, Depends(_to_fit)], here: Here, submit: Submit) -> JobResponse:
-    """Fit a probe in the background; the result of the job has its scores on held-out rows."""
-    bench = here.workbench
-    check_name(body.name, "Probe name")
-    if not body.replace:
-        refuse_taken_probe(bench.store.records, body.name)
-    if body.collection is not None and body.field is not None:
-        require_field(bench.collection(body.collection), body.field, body.where)
-    has_images = any(item.image is not None for item in body.items or ())
-    known = has_images or body.model is not None
-    source = served_engine(here.engines, body.model).name if known else None
-    params = {**body.model_dump(exclude={"items"}), "items": None if body.items is None else len(body.items)}
-    items = None if body.items is None else [item.model_dump() for item in body.items]
-    return submit("probe_fit", params, source=source, **({} if items is None else {"items": items}))
-
-
-@router.on("GET", "/{name}", READ, ProbeNotFound)
+@router.on("GET", "/{name}", READ, "probe_not_found")
 def describe(name: str, here: Here) -> ProbeResponse:
     """Describe a probe, with its scores on held-out rows."""
     return ProbeResponse.of(get_probe(here.workbench.store.records, name))
 
 
-@router.on("DELETE", "/{name}", WRITE, ProbeNotFound, StoreReadOnly, DiskFull, status_code=204)
+@router.on("DELETE", "/{name}", WRITE, f"probe_not_found {FAILED_WRITE}", status_code=204)
 def delete(name: str, here: Here) -> None:
     """Delete a probe."""
     delete_probe(here.workbench.store.records, name)
 
 
-_FILES = {
-    "description": "A zip of probe.safetensors, probe.json and card.json, or only the first.",
-    "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in EXPORTS.values()},
-}
+_FILES = binary("A zip of probe.safetensors, probe.json and card.json, or only the first.")
 
 
-@router.on("GET", "/{name}/export", READ, ProbeNotFound, responses={200: _FILES}, response_class=Response)
+@router.on("GET", "/{name}/export", READ, "probe_not_found", content=dict.fromkeys(EXPORTS.values(), _FILES))
 def export(name: str, here: Here, format: Literal["zip", "safetensors"] = "zip") -> Response:
     """Export a probe as files for `LinearProbe.load` and `nnclr probe predict`."""
     kept = get_probe(here.workbench.store.records, name)
@@ -311,16 +198,14 @@ class PredictResponse(Strict):
     results: list[PredictionEntry]
 
 
-_PREDICT_BODY = form_body(
-    {"files": "many", "top": "number of classes whose probabilities to return"}, required=["files"], json=PredictRequest
-)
-_PREDICT_ERRORS = (
-    *(ProbeNotFound, AnswerTooLarge, CollectionNotFound, FingerprintMismatch, *UNREADABLE, ModelError, TYPE),
-)
+_FORM = {"files": "many", "top": "number of classes whose probabilities to return"}
+_ERRORS = f"probe_not_found answer_too_large collection_not_found fingerprint_mismatch {UNREADABLE} model_error"
 
 
 @router.on(
-    "POST", "/{name}/predict", READ, *_PREDICT_ERRORS, response_model=PredictResponse, openapi_extra=_PREDICT_BODY
+    *("POST", "/{name}/predict", READ, _ERRORS),
+    response_model=PredictResponse,
+    openapi_extra=form_body(_FORM, ["files"], PredictRequest),
 )
 async def predict(name: str, request: Request, here: Here) -> Response:
     """Predict the labels of items, vectors or images.
@@ -330,26 +215,15 @@ async def predict(name: str, request: Request, here: Here) -> Response:
     query, images = await _read(request, here)
     embedded: list[np.ndarray | ImageError] = []
     if images:
-        model = cast(Model, await run_in_threadpool(here.workbench.embedder_of_probe, name))
-        good = [one.data for one in images if isinstance(one.data, bytes)]
-        vectors = iter(await while_connected(request, model.embed_each_async(good)))
-        embedded = [one.data if isinstance(one.data, ImageError) else next(vectors) for one in images]
+        model = cast(Engine, await run_in_threadpool(here.workbench.embedder_of_probe, name))
+        embedded = await while_connected(request, model.embed_each_async([one.data for one in images]))
 
     def labeled() -> Response:
         answer = here.answers.open()
         results = _of_images(here, name, embedded, query.top) if images else _of_others(here, name, query)
-        broken = [
-            {"index": i, "code": one.code, "detail": without_paths(str(one))}
-            for i, one in enumerate(results)
-            if isinstance(one, NNCLRHubError)
-        ]
-        if len(broken) == len(results):
-            detail = f"None of the {len(results)} predictions succeeded; first error: {broken[0]['detail']}"
-            return problem(request.url.path, 422, str(broken[0]["code"]), detail, items=broken)
-        names: Sequence[dict[str, Any]] = (
-            [{"id": id} for id in query.ids or ()] or [{"name": one.name} for one in images] or [{}] * len(results)
-        )
-        entries = (_entry(i, about, one) for i, (one, about) in enumerate(zip(results, names, strict=True)))
+        about: list[dict[str, Any]] = [{"id": id} for id in query.ids or ()]
+        about = about or [{"name": one.name} if one.name else {} for one in images] or [{}] * len(results)
+        entries = outcomes(results, about, _prediction, "predictions failed")
         return PartsResponse([b'{"probe":', encoded(name), b',"results":', *answer.list(entries), b"}"])
 
     return await in_thread_while_connected(request, labeled, here.search_threads)
@@ -390,12 +264,9 @@ def _of_others(here: Parts, name: str, query: PredictRequest) -> list[Labeling |
     return here.workbench.predict(name, vectors=vectors, **options)
 
 
-def _entry(index: int, about: dict[str, Any], result: Labeling | NNCLRHubError) -> dict[str, Any]:
+def _prediction(result: Labeling) -> dict[str, Any]:
     """Return the fields of a `PredictionEntry` that are not null."""
-    if isinstance(result, NNCLRHubError):
-        found: dict[str, Any] = {"error": {"code": result.code, "detail": without_paths(str(result))}}
-    else:
-        name = "labels" if isinstance(result.label, tuple) else "label"
-        top = [{"label": label, "probability": value} for label, value in result.top]
-        found = {name: result.label, "top": top}
-    return {name: value for name, value in {"index": index, **about, **found}.items() if value is not None}
+    top = [{"label": label, "probability": value} for label, value in result.top]
+    if result.label is None:
+        return {"top": top}
+    return {"labels" if isinstance(result.label, tuple) else "label": result.label, "top": top}

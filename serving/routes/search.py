@@ -3,6 +3,8 @@
 A search has one hand-off to a thread, in which it runs and its answer is encoded. Images are embedded before, and
 awaited. A second thread comes before it for the first search by an image of a collection, whose model it loads, for a
 box, which it cuts out, and for much base64, which it decodes.
+
+The schemas are made from `SearchQuery`, which also checks them.
 """
 
 from __future__ import annotations
@@ -15,47 +17,35 @@ from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from nnclr_hub.errors import (
-    AnswerTooLarge,
-    CollectionNotFound,
-    FingerprintMismatch,
-    InvalidFilter,
-    InvalidRequest,
-    ItemNotFound,
-    NNCLRHubError,
-    RequestTooLarge,
-)
+from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, NNCLRHubError, RequestTooLarge
 from nnclr_hub.store.base import Match
 from nnclr_hub.store.checks import MAX_EXAMPLES, MAX_SEARCH_EFFORT, MAX_SEARCH_K
 from nnclr_hub.workbench import SearchQuery
+from nnclr_hub.workbench import search_query as queries
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
 from nnclr_hub.workbench.search_query import attempt, resolve_each, run_in_turn
 
+from ..access import READ
 from ..answers import PartsResponse, encoded
-from ..keys import READ
+from ..engine import Engine
 from ..limits import in_thread_while_connected, while_connected
-from ..models import Model
 from ..problems import UNREADABLE
-from ..request_bodies import check_count, decode_text, fetch_each, is_form, json_of, read_form, read_json
+from ..request_bodies import check_count, decode_text, fetch_each, is_form, read_form, read_json
 from ..telemetry import measured
 from ..url_fetcher import Fetched
-from .bodies import (
+from .router import Parts, Router
+from .schemas import (
     FIRST_WRONG,
-    Box,
-    ImageText,
     Integer,
     ItemError,
     Metadata,
-    MetadataKey,
-    Name,
     Strict,
-    Vector,
-    Where,
+    described,
     form_body,
     one_of,
+    optional,
+    schema_of,
 )
-from .collections import TYPE
-from .dependencies import Parts, Router, parts_of
 
 MAX_QUERIES = 64
 MAX_BATCH_EXAMPLES = 10_000
@@ -63,63 +53,36 @@ MAX_MODELS = 1000  # collections whose model is remembered
 SMALL = 32 << 10  # characters of base64; decoding them takes as long as a hand-off to a thread
 
 
-def _range(low: int, high: int) -> dict[str, Any]:
-    return {"minimum": low, "maximum": high}
-
-
-class Example(Strict):
+class Example(schema_of(queries.Example)):
     """Exactly one of id, image and vector. A box needs an image."""
 
     model_config = ConfigDict(json_schema_extra=one_of("id", "image", "vector"))
 
-    id: Name | None = Field(None, description="id of an item of the collection")
-    image: ImageText | None = None
-    vector: Vector | None = None
-    box: Box | None = None
+
+def _between(low: int, high: int) -> Any:
+    """Return the type of a number whose limits are only described: `SearchQuery` checks them.
+
+    A batch therefore answers the other queries.
+    """
+    return Annotated[Integer, described(minimum=low, maximum=high)]
 
 
-class SearchRequest(Example):
+_EXAMPLES: Any = Annotated[list[Example], FIRST_WRONG, Field(max_length=MAX_EXAMPLES)]
+_FIELDS = schema_of(
+    SearchQuery,
+    Example,
+    positive=(optional(Annotated[_EXAMPLES, described(minItems=1)]), None),
+    negative=_EXAMPLES,
+    k=_between(1, MAX_SEARCH_K),
+    offset=_between(0, MAX_SEARCH_K - 1),
+    effort=(optional(_between(1, MAX_SEARCH_EFFORT)), None),
+)
+
+
+class SearchRequest(_FIELDS):
     """Exactly one of id, image, vector and positive."""
 
     model_config = ConfigDict(json_schema_extra=one_of("id", "image", "vector", "positive"))
-
-    positive: (
-        Annotated[list[Example], FIRST_WRONG, Field(max_length=MAX_EXAMPLES, json_schema_extra={"minItems": 1})] | None
-    ) = Field(None, description="examples to be near; at most 1000 together with the negative ones")
-    negative: Annotated[list[Example], FIRST_WRONG] = Field(
-        [], max_length=MAX_EXAMPLES, description="examples to be far from"
-    )
-    group_by: MetadataKey | None = Field(
-        None, description="metadata key; return the nearest item of each of its values"
-    )
-    # these limits are only described here: `SearchQuery` checks them, so that a batch answers the other queries
-    k: Integer = Field(10, description="number of matches", json_schema_extra=_range(1, MAX_SEARCH_K))
-    offset: Integer = Field(
-        0,
-        description="number of the best matches to skip; k + offset is at most 1000",
-        json_schema_extra=_range(0, MAX_SEARCH_K - 1),
-    )
-    where: Where | None = None
-    exact: bool = Field(False, description="compare with every item instead of using the index")
-    score_threshold: float | None = Field(None, description="lowest score of a match; leave out the others")
-    with_vector: bool = Field(False, description="return the vectors of the matches")
-    effort: Annotated[Integer, Field(json_schema_extra=_range(1, MAX_SEARCH_EFFORT))] | None = Field(
-        None, description="efSearch or nprobe of an approximate index; null: the tuned value"
-    )
-    with_percentile: bool = Field(
-        False, description="return for each match the share of random pairs of the collection that score lower"
-    )
-
-    @property
-    def images(self) -> list[Example]:
-        """The examples that have an image."""
-        examples = [*([self] if self.positive is None else self.positive), *self.negative]
-        return [example for example in examples if example.image is not None]
-
-    def body(self) -> dict[str, Any]:
-        """Return the fields for `SearchQuery.from_json`."""
-        positive = None if self.positive is None else list(map(dict, self.positive))
-        return {**dict(self), "positive": positive, "negative": list(map(dict, self.negative))}
 
 
 class SearchBatchRequest(Strict):
@@ -154,24 +117,33 @@ class SearchBatchResponse(BaseModel):
 
 
 router = Router(prefix="/api/v1/collections/{name}", tags=["search"])
-_ERRORS = (TYPE, CollectionNotFound, FingerprintMismatch, AnswerTooLarge)
-_FORM = form_body({"image": "one", "query": "JSON with the other fields"}, required=["image"], json=SearchRequest)
-_ONE_ERRORS = (*_ERRORS, ItemNotFound, InvalidFilter, *UNREADABLE)
+_ERRORS = "collection_not_found fingerprint_mismatch answer_too_large"
 
 
-@router.on("POST", "/search", READ, *_ONE_ERRORS, response_model=SearchResponse, openapi_extra=_FORM)
+@router.on(
+    *("POST", "/search", READ, f"{_ERRORS} item_not_found invalid_filter {UNREADABLE}"),
+    response_model=SearchResponse,
+    openapi_extra=form_body({"image": "one", "query": "JSON with the other fields"}, ["image"], SearchRequest),
+)
 async def search(name: str, request: Request) -> Response:
     """Find the nearest items to an id, an image, a box on an image, a vector or several examples; best first."""
-    [answer] = await _search_each(request, name, [await _read(request)])
+    if is_form(request):
+        form = await read_form(request, files=("image",), texts=("query",))
+        [image] = form.images("image", 1)
+        query = await form.query(SearchRequest)
+        if query.image is not None:
+            raise InvalidRequest("The image is given twice: as a file, and in the query.")
+        query.image = image.data  # bytes, which `SearchQuery.from_json` takes, too
+    else:
+        query = await read_json(request, SearchRequest)
+    [answer] = await _search_each(request, name, [query])
     if isinstance(answer, NNCLRHubError):
         raise answer
     return PartsResponse(answer)
 
 
-@router.on("POST", "/search/batch", READ, *_ERRORS, response_model=SearchBatchResponse)
-async def search_batch(
-    name: str, request: Request, body: Annotated[SearchBatchRequest, json_of(SearchBatchRequest)]
-) -> Response:
+@router.on("POST", "/search/batch", READ, _ERRORS, response_model=SearchBatchResponse)
+async def search_batch(name: str, request: Request, body: SearchBatchRequest) -> Response:
     """Run up to 64 searches with up to 10,000 examples; the response has matches or an error for each."""
     if len(body.queries) > MAX_QUERIES:
         raise RequestTooLarge(f"queries must have at most {MAX_QUERIES} entries, got {len(body.queries)}.")
@@ -188,19 +160,6 @@ async def search_batch(
     return PartsResponse([*parts, b"]}"])
 
 
-async def _read(request: Request) -> SearchRequest:
-    """Read the query; in a multipart request the image is a file part."""
-    if not is_form(request):
-        return await read_json(request, SearchRequest)
-    form = await read_form(request, files=("image",), texts=("query",))
-    [image] = form.images("image", 1)
-    query = await form.query(SearchRequest)
-    if query.image is not None:
-        raise InvalidRequest("The image is given twice: as a file, and in the query.")
-    query.image = cast(str, image.data)  # bytes, which `SearchQuery.from_json` takes, too
-    return query
-
-
 _Found = list[list[bytes] | NNCLRHubError]  # for each query, the matches as parts of JSON, or its error
 
 
@@ -211,35 +170,34 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
         ClientDisconnect: the client has disconnected.
     """
-    here = parts_of(request)
-    images = [example for query in queries for example in query.images]
+    here: Parts = request.app.state  # a dependency takes as long as parsing a small request
+    examples = [one for query in queries for one in (*(query.positive or (query,)), *query.negative)]
+    images = [one for one in examples if one.image is not None]
     check_count(len(images), here.settings.max_images)
-    fetched = await fetch_each((one.image for one in images if isinstance(one.image, str)), here.fetcher)
-    search = _Search(here, name, queries, fetched)
+    texts = [one.image for one in images if isinstance(one.image, str)]
+    search = _Search(here, name, queries, await fetch_each(texts, here.fetcher))
     has_boxes = any(one.box is not None for one in images)
-    small = sum(len(one.image) for one in images if isinstance(one.image, str)) <= SMALL
 
-    async def embed_and_run(model: Model) -> _Found | None:
+    async def embed_and_run(model: Engine) -> _Found | None:
         vectors = await while_connected(request, model.embed_each_async(search.all_images))
         return await in_thread_while_connected(request, partial(search.run, vectors, model), here.search_threads)
 
     # The model that the collection was bound to at its last search embeds the images. `run` finds out whether it still
     # is, so no thread has to look before.
-    model = here.search_models.get(name)
-    if images and small and not has_boxes and model and here.engines.loaded(model.source) is model:
+    model, small = here.search_models.get(name), sum(map(len, texts)) <= SMALL
+    if images and small and not has_boxes and model:
         search.parse()
         if (found := await embed_and_run(model)) is not None:
             return found
 
-    def prepare() -> Model | _Found:
+    def prepare() -> Engine | _Found:
         search.parse()
-        model = search.model() if search.all_images else None
-        return cast(_Found, search.run((), None)) if model is None else model
+        return search.model() if search.all_images else cast(_Found, search.run((), None))
 
     # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
     threads = here.box_threads if has_boxes else here.search_threads
     prepared = await in_thread_while_connected(request, prepare, threads)
-    if not isinstance(prepared, Model):
+    if not isinstance(prepared, Engine):
         return prepared
     if len(here.search_models) >= MAX_MODELS:
         here.search_models.clear()
@@ -264,16 +222,21 @@ class _Search:
 
     def parse(self) -> None:
         """Check the queries, decode base64, and cut out boxes."""
-        self._queries = [attempt(partial(SearchQuery.from_json, one.body(), self._decode)) for one in self._requests]
+
+        def body(query: SearchRequest) -> dict[str, Any]:
+            positive = None if query.positive is None else list(map(dict, query.positive))
+            return {**dict(query), "positive": positive, "negative": list(map(dict, query.negative))}
+
+        self._queries = [attempt(partial(SearchQuery.from_json, body(one), self._decode)) for one in self._requests]
         self._images = [one if isinstance(one, NNCLRHubError) else attempt(one.images) for one in self._queries]
         self.all_images = [image for own in self._images if not isinstance(own, NNCLRHubError) for image in own]
 
-    def model(self) -> Model:
+    def model(self) -> Engine:
         """Return the model that the collection is bound to. Blocks while it loads."""
         bench = self._here.workbench
-        return cast(Model, bench.embedder_of(bench.collection(self._name)))
+        return cast(Engine, bench.embedder_of(bench.collection(self._name)))
 
-    def run(self, vectors: Sequence[Any], model: Model | None) -> _Found | None:
+    def run(self, vectors: Sequence[Any], model: Engine | None) -> _Found | None:
         """Return the matches of each query, or its error; None if the collection is bound to another model.
 
         Args:

@@ -17,10 +17,10 @@ from nnclr_hub.images.listing import image_suffixes
 from nnclr_hub.workbench.runs import list_runs, read_report
 from nnclr_hub.workbench.source_folders import SourceFolders
 
-from ..keys import READ, WRITE
+from ..access import READ, WRITE
 from ..readiness import Readiness
-from .bodies import Strict
-from .dependencies import Here, Router
+from .router import Here, Router
+from .schemas import Strict
 
 router = Router(tags=["health"])
 
@@ -45,7 +45,7 @@ async def readyz(here: Here) -> Readiness:
     return found
 
 
-@router.on("GET", "/metrics", READ, content={"text/plain": {"schema": {"type": "string"}}}, response_class=Response)
+@router.on("GET", "/metrics", READ, content={"text/plain": {"schema": {"type": "string"}}})
 async def metrics(here: Here) -> Response:
     """Return the metrics in the format of Prometheus."""
     content = await to_thread.run_sync(generate_latest, here.metrics.registry, limiter=here.health_threads)
@@ -120,12 +120,9 @@ def list_all(here: Here) -> RunsResponse:
     return RunsResponse(runs=[RunResponse(**vars(run)) for run in found])
 
 
-HTML = {"content": {"text/html": {"schema": {"type": "string"}}}, "description": "HTML report without scripts"}
-
-
-@runs.on("GET", "/{name:path}/report", READ, RunNotFound, responses={200: HTML}, response_class=Response)
+@runs.on("GET", "/{name:path}/report", READ, "run_not_found", content={"text/html": {"schema": {"type": "string"}}})
 def report(name: str, here: Here) -> Response:
-    """Return the latest report of a run."""
+    """Return the latest report of a run: HTML without scripts."""
     if here.settings.runs is None:
         raise RunNotFound("This server has no folder of runs; start it with --runs DIR.")
     headers = {"Content-Security-Policy": REPORT_POLICY, "X-Frame-Options": "SAMEORIGIN", "Cache-Control": "no-cache"}

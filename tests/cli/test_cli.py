@@ -13,7 +13,6 @@ from commands import nnclr, output_of, refused
 
 from nnclr_hub import load_encoder
 from nnclr_hub.store import open_store
-from nnclr_hub.store.folder.collection import EmbeddedCollection
 
 
 @pytest.fixture
@@ -86,21 +85,6 @@ def test_a_search_names_unreadable_images_and_answers_for_the_others(folder, sto
     assert str(gone) in second
 
 
-def test_search_passes_effort_and_exact_to_the_index(folder, store, model, image_files, monkeypatch):
-    index(folder, store, model=model)
-    asked, search_each = [], EmbeddedCollection.search_each
-
-    def listening(collection, vectors, k, options):
-        asked.append((options.exact, options.effort))
-        return search_each(collection, vectors, k, options)
-
-    monkeypatch.setattr(EmbeddedCollection, "search_each", listening)
-    call = ("search", image_files[3], "--collection", "c", "--store", store)
-    for more in (("--exact",), ("--effort", 200), ()):
-        assert "score" in output_of(*call, *more)
-    assert asked == [(True, None), (False, 200), (False, None)]
-
-
 def test_a_recipe_shows_its_settings():
     out = output_of("pretrain", "small_cpu", "--settings", "--set", "epochs=3")
     assert "epochs" in out
@@ -116,7 +100,6 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
     index(folder, store, model=model)
     assert "d" in refused("search", image_files[0], "--collection", "d", "--store", store, code=1)
     assert "vectors" in refused("index", folder, *call, "--model", "random:test_resnet", code=1)
-    assert "vectors" in refused("search", image_files[0], *call, "--model", "random:test_resnet", code=1)
     with open_store(str(store)):
         assert "Error" in refused("index", folder, *call, code=1)
         assert nnclr("search", image_files[0], *call)[0] == 0  # reading works while another process writes

@@ -9,6 +9,7 @@ import pytest
 from commands import error_line, nnclr, output_of
 
 from nnclr_hub import Client, open_store
+from nnclr_hub.workbench import FolderRequest
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_a_server_keeps_items_unless_a_source_is_given(server, image_files, tmp_
         assert two.index_folder(first).kept == 0
         assert index(first, "--prune") == (0, 1, 5)
         assert any(f"--source {source}" in message for message in caplog.messages)
-        report = two.index_folder(first, prune=True)
+        report = two.index_folder(FolderRequest(first, prune=True))
         assert (report.removed, report.kept) == (0, 1)
         assert index(first, "--prune", "--source", source) == (1, 0, 4)
 

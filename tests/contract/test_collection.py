@@ -352,6 +352,9 @@ def test_facets_count_the_values_of_keys(kind, photos):
     few = photos.facets(["label", "n"], limit=3, bins=4)
     assert [number for _, number in few["label"].values] == [N / len(LABELS)] * 3
     assert (few["label"].distinct, few["n"].histogram.counts) == (len(LABELS), [15, 15, 15, 15])
+    photos.update_metadata({"label": "edited"}, ids=[items()[0].id, items()[1].id])
+    [(_, most), *_] = photos.facets(["label"], {"must": [{"key": "label", "match": "edited"}]})["label"].values
+    assert (most, photos.facets(["label"])["label"].distinct) == (2, len(LABELS) + 1)
     for wrong in ({"limit": 0}, {"limit": 1001}, {"bins": 0}, {"bins": 101}, {"keys": []}, {"keys": ["n"] * 17}):
         with refused("invalid_request"):
             photos.facets(**{"keys": ["n"], **wrong})

@@ -16,7 +16,7 @@ from nnclr_hub import load_encoder, open_store
 from nnclr_hub.encoder.descriptors import BINS, PARTS
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.publish.export import export_onnx
-from training.evals.classifier import network_of
+from training.evals.supervised import network_of
 
 SETTINGS = {"orientations": 9, "cells_per_block": (2, 2), "block_norm": "L2-Hys"}
 

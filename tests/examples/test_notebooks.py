@@ -92,7 +92,7 @@ def test_label_with_a_probe(photos, tmp_path, monkeypatch):
 
 def test_change_the_support_set(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("training.report.page.draw_panels", lambda logs: "")  # takes longer than the training
+    monkeypatch.setattr("training.report.draw_panels", lambda logs: "")  # takes longer than the training
     settings = dict(one.split("=") for one in FAST) | {"epochs": 1}
     names, _ = run("change_the_support_set.ipynb", folder=str(data), out="runs", settings=settings, seeds=(0,))
     assert names["scores"].keys() == {("nearest", 0), ("second", 0)}

@@ -64,15 +64,15 @@ def test_shrinking_takes_the_mean_of_areas_and_enlarging_is_bilinear(starters):
 @pytest.fixture
 def batches(starters):
     """Return batches of 20 from folders of 400, 200 and 47 images."""
-    names = ("order", "image_pack", "views", "batches")
-    order, packs, views, batches = (load_program("training", f"data.{name}") for name in names)
+    names = ("image_pack", "views", "batches")
+    packs, views, batches = (load_program("training", f"data.{name}") for name in names)
     folders, cpu = np.array([400, 200, 47]), torch.device("cpu")
     pixels = packs.PackedPixels(packs.ImagePack.of_squares(np.zeros((647, 8, 8, 3), np.uint8)), cpu)
     shapes = [*(replace(one, size=16) for one in views.AUGMENTATIONS["byol"]), views.View(size=8, scale=(0.05, 0.2))]
     arguments = {"views": lambda step: shapes, "batch_size": 20, "seed": 0, "where": cpu}
     every = np.full(647, -1)
     kinds = (starters.ByFolder, batches.Batches)
-    return [kind(pixels, every, order.Order(folders, 20, 0), **arguments) for kind in kinds]
+    return [kind(pixels, every, batches.Order(folders, 20, 0), **arguments) for kind in kinds]
 
 
 def test_batches_come_mostly_from_one_folder(batches):

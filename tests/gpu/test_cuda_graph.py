@@ -11,11 +11,11 @@ import torch
 from packed_batches import packed_batches
 
 from nnclr_hub.method import Gather
-from training.assemble import build_learner, place_learner
 from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.distributed import Ranks
 from training.graph import EAGER_STEPS, CudaRecorder
+from training.network import build_learner, place_learner
 from training.optimization import Schedule, make_optimizer
 from training.pretrain import pretrain
 from training.recipes import find_recipe

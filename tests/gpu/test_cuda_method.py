@@ -3,7 +3,6 @@
 make gpu            # or, uninstalled: python -m pytest -m gpu tests/gpu
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,15 +12,14 @@ import pytest
 import torch
 from packed_batches import packed_batches
 
-from nnclr_hub.method import METHODS, Gather, Learner, SupportSet
+from nnclr_hub.method import METHODS, Gather, Learner, SupportSet, random_directions
 from nnclr_hub.method import learner as nnclr_learner
-from nnclr_hub.method.lejepa import random_directions
-from training.assemble import Tables, build_learner, place_learner
 from training.data.augment import change_all, colors_and_blur, make_view, make_views
-from training.data.batches import Batches, SideStream
+from training.data.batches import Batches
 from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks
 from training.monitor import rankme
+from training.network import Tables, build_learner, place_learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.run import Run
@@ -149,19 +147,6 @@ def test_a_step_never_makes_the_device_wait(cuda, settings):
             stepper.run(step)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.parametrize("settings", [[], ["residency=host"], ["accumulate=2"]], ids=" ".join)
-def test_views_of_the_side_stream_are_those_of_the_default_one(settings, device, full_precision, monkeypatch):
-    """Without it, no step can begin before the one before has ended; the order of additions changes a little."""
-    losses = []
-    for used in (True, False):
-        if not used:
-            monkeypatch.setattr(SideStream, "used", lambda self: nullcontext())
-        torch.manual_seed(0)
-        _, stepper, _ = stepper_on(device, "precision=fp32", "graph=false", *settings)
-        losses.append(torch.stack([stepper.run(step).loss for step in range(4)]).cpu())
-    torch.testing.assert_close(*losses, atol=1e-3, rtol=1e-3)
 
 
 def test_views_and_weights_are_channels_last(device):

@@ -5,9 +5,19 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nnclr_hub.method import METHODS, Gather, Learner, ProjectionHead, Prototypes, SupportSet, info_nce
-from nnclr_hub.method.assignment import sinkhorn
-from nnclr_hub.method.lejepa import lejepa_loss, random_directions, sigreg
+from nnclr_hub.method import (
+    METHODS,
+    Gather,
+    Learner,
+    ProjectionHead,
+    Prototypes,
+    SupportSet,
+    info_nce,
+    lejepa_loss,
+    random_directions,
+    sigreg,
+    sinkhorn,
+)
 
 
 class SecondOfTwo(Gather):

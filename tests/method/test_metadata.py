@@ -4,24 +4,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from linear_learner import B, D, contrast, make, two_views, unit
 from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.method import METHODS, Learner, ProjectionHead, SupportSet
-
-B, D = 6, 5
-
-
-def unit(x: torch.Tensor) -> torch.Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def contrast(targets, predictions, tau=0.1) -> torch.Tensor:
-    """InfoNCE, one image after the other: the target of an image against the predictions of all."""
-    rows = [torch.stack([unit(target) @ unit(p) / tau for p in predictions]) for target in targets]
-    return torch.stack([-row.log_softmax(0)[i] for i, row in enumerate(rows)]).mean()
 
 
 def scores(guided: bool, seed: int) -> tuple[float, float]:
@@ -66,18 +55,9 @@ def test_a_planted_scanner_effect_is_removed(seed):
     assert guided_classes > max(0.85, classes + 0.05)
 
 
-def make(method: str, support_set: SupportSet | None = None, **options) -> Learner:
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Flatten(), nn.Linear(12, 7))
-    return Learner(
-        backbone, METHODS[method], ProjectionHead(7, 0, D, layers=1, last_norm="none"), None, support_set, **options
-    )
-
-
 @pytest.fixture
 def views():
-    torch.manual_seed(1)
-    return torch.randn(B, 3, 2, 2), torch.randn(B, 3, 2, 2)
+    return two_views()
 
 
 def filled(**options) -> tuple[SupportSet, torch.Tensor]:

@@ -5,17 +5,19 @@ import math
 import numpy as np
 import pytest
 import torch
+from linear_learner import unit
 from scipy.integrate import quad
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method.assignment import Prototypes, sinkhorn, swapped_prediction
-from nnclr_hub.method.lejepa import lejepa_loss, random_directions, sigreg
-from nnclr_hub.method.relation import relation_loss
-
-
-def unit(x: torch.Tensor) -> torch.Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
-
+from nnclr_hub.method import (
+    Prototypes,
+    lejepa_loss,
+    random_directions,
+    relation_loss,
+    sigreg,
+    sinkhorn,
+    swapped_prediction,
+)
 
 # ---- SwAV
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method import SupportSet
+from nnclr_hub.method import SupportSet, nearest
 from nnclr_hub.method import neighbors as neighbors_module
 
 
@@ -25,12 +25,52 @@ def test_lookup_equals_the_equation(monkeypatch):
     z = 5 * torch.randn(20, 6)
     want, random_state = equation_4(z, support.queue), torch.get_rng_state()
     for chunk in (1 << 23, 140, 1):  # one chunk, chunks that do not divide the queue, row by row
-        monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
+        monkeypatch.setattr(neighbors_module, "PIECE", chunk)
         found = support.lookup(z)
         assert found.index.tolist() == want
         assert torch.equal(found.embeddings, support.queue[want])
         torch.testing.assert_close(found.similarity, F.cosine_similarity(z, support.queue[want]))
     assert torch.equal(torch.get_rng_state(), random_state), "only one of several neighbors is sampled"
+
+
+@pytest.mark.parametrize("queue", ["random", "narrow", "equal", "trained"])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16], ids=str)
+def test_a_lookup_by_maxima_of_pieces_equals_one_of_all_rows(kind, queue, monkeypatch):
+    """In bf16 many rows are equally near: rows that differ in the fourth digit, copies of rows, own rows."""
+    torch.manual_seed(0)
+    support, z, ids = SupportSet(600, 16), torch.randn(24, 16), torch.arange(24)
+    rows = {
+        "random": torch.randn(600, 16),
+        "narrow": z[0] + 1e-3 * torch.randn(600, 16),
+        "equal": z[:1].expand(600, -1),
+        "trained": z[torch.arange(600) % 24] + 0.02 * torch.randn(600, 16),
+    }[queue]
+    support.enqueue(rows, ids=torch.arange(600) % 200)
+    exact = F.normalize(z.double(), dim=1) @ support.queue.double().T
+    monkeypatch.setattr(neighbors_module, "CPU_PIECE", 24 * 7)
+    monkeypatch.setattr(neighbors_module, "multiplies_bf16", lambda: kind == torch.bfloat16)
+    for known in (ids, None):
+        want = support.lookup(z, known)
+        with monkeypatch.context() as patch:
+            patch.setattr(neighbors_module, "LEAST_PRUNED", 0)
+            found = support.lookup(z, known)
+        torch.testing.assert_close(found.similarity, want.similarity, atol=1e-6, rtol=0)
+        chosen, best = (exact.gather(1, one.index[:, None]) for one in (found, want))
+        torch.testing.assert_close(chosen, best, atol=3e-7, rtol=0)  # float32 adds in another order
+        if queue in ("random", "trained"):
+            assert torch.equal(found.index, want.index)
+            assert torch.equal(found.own, want.own)
+            assert found.own.any() == (known is not None and queue == "trained")
+
+
+def test_without_any_allowed_row_there_is_no_neighbor(monkeypatch):
+    for least in (0, 1 << 22):
+        monkeypatch.setattr(neighbors_module, "LEAST_PRUNED", least)
+        support = SupportSet(8, 4)
+        support.refill(torch.randn(8, 4), ids=torch.zeros(8, dtype=torch.int64))
+        found = support.lookup(torch.randn(2, 4), ids=torch.tensor([0, 1]))
+        assert (found.similarity[0], found.own.tolist()) == (-torch.inf, [True, False])
+        assert found.similarity[1].isfinite()
 
 
 @settings(max_examples=60, deadline=None)
@@ -76,7 +116,7 @@ def test_a_sample_never_gets_its_own_older_embedding():
 
 @pytest.mark.parametrize("chunk", [1 << 23, 140])
 def test_the_k_nearest_rows_are_those_of_other_images(monkeypatch, chunk):
-    monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
+    monkeypatch.setattr(neighbors_module, "PIECE", chunk)
     torch.manual_seed(0)
     support, z, ids = SupportSet(50, 6), 5 * torch.randn(20, 6), torch.arange(20)
     support.enqueue(z + torch.randn(20, 6), ids=ids)
@@ -88,10 +128,7 @@ def test_the_k_nearest_rows_are_those_of_other_images(monkeypatch, chunk):
     torch.testing.assert_close((found.embeddings, found.similarity), (rows[:, 0], similarity[:, 0]))
     assert (found.index.tolist(), found.own.tolist()) == (index[:, 0].tolist(), [False] * 20)
     assert found.own.dtype == torch.bool
-    best, place = neighbors_module.nearest(F.normalize(z, dim=1), support.queue, lambda piece: own[:, piece])
-    torch.testing.assert_close(best, similarity[:, 0])
-    assert torch.equal(place, index[:, 0])
-    assert (neighbors_module.nearest(support.queue[20:], support.queue.repeat(3, 1))[1] == torch.arange(20, 50)).all()
+    assert (nearest(support.queue[20:], support.queue.repeat(3, 1))[1] == torch.arange(20, 50)).all()
 
 
 def test_a_neighbor_is_never_a_row_of_the_same_step():
@@ -158,7 +195,7 @@ def test_a_module_of_another_precision_still_looks_up_in_float32(dtype, variant)
 
 @pytest.mark.parametrize(("chunk", "k"), [(1 << 23, 4), (140, 2)])
 def test_one_of_the_k_nearest_is_sampled_separately_for_each_query(monkeypatch, chunk, k):
-    monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
+    monkeypatch.setattr(neighbors_module, "PIECE", chunk)
     torch.manual_seed(0)
     support = SupportSet(50, 6, k=k)
     z, ids = torch.randn(20, 6), torch.arange(20)
@@ -178,7 +215,7 @@ def test_one_of_the_k_nearest_is_sampled_separately_for_each_query(monkeypatch, 
 @pytest.mark.parametrize("temperature", [0.01, 0.1, 1.0])
 def test_a_soft_neighbor_is_the_mean_of_the_queue_weighted_by_similarity(monkeypatch, chunk, temperature):
     """Compare with an explicit softmax, with the sample's own rows excluded."""
-    monkeypatch.setattr(neighbors_module, "CHUNK", chunk)
+    monkeypatch.setattr(neighbors_module, "PIECE", chunk)
     torch.manual_seed(0)
     support = SupportSet(50, 6, pick="soft", **({} if temperature == 0.1 else {"soft_temperature": temperature}))
     support.enqueue(torch.randn(30, 6), ids=torch.arange(30))
@@ -188,7 +225,9 @@ def test_a_soft_neighbor_is_the_mean_of_the_queue_weighted_by_similarity(monkeyp
     mean = weight @ support.queue.double() / weight.sum(1, keepdim=True)
     want = F.normalize(mean, dim=1)
     own = ids[:, None] == support.ids[None]
-    got = neighbors_module.soft_nearest(F.normalize(z, dim=1), support.queue, temperature, lambda rows: own[:, rows])
+    got = neighbors_module.soft_nearest(
+        F.normalize(z, dim=1), support.queue, temperature, lambda queries, rows: own[queries, rows]
+    )
     torch.testing.assert_close(got, mean.float(), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(support.lookup(z, ids=ids).embeddings, want.float(), atol=1e-5, rtol=1e-4)
 

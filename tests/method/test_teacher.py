@@ -2,44 +2,22 @@
 
 import pytest
 import torch
-from torch import nn
+from linear_learner import B, D, contrast, make, two_views, unit
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method import METHODS, Learner, ProjectionHead, SupportSet
+from nnclr_hub.method import SupportSet
 
-B, D, N = 6, 5, 20
-
-
-def unit(x: torch.Tensor) -> torch.Tensor:
-    return x / x.norm(dim=-1, keepdim=True)
-
-
-def make(method: str, support_set: SupportSet | None = None, **options) -> Learner:
-    torch.manual_seed(0)
-    backbone = nn.Sequential(nn.Flatten(), nn.Linear(12, 7))
-    return Learner(
-        backbone, METHODS[method], ProjectionHead(7, 0, D, layers=1, last_norm="none"), None, support_set, **options
-    )
+N = 20
 
 
 @pytest.fixture
 def views():
-    torch.manual_seed(1)
-    return torch.randn(B, 3, 2, 2), torch.randn(B, 3, 2, 2)
+    return two_views()
 
 
 @pytest.fixture
 def teacher():
     return torch.randn(N, D, generator=torch.Generator().manual_seed(2))
-
-
-def contrast(targets, predictions, tau=0.1) -> torch.Tensor:
-    """InfoNCE, one image after the other: the target of an image against the predictions of all."""
-    losses = []
-    for i in range(len(targets)):
-        logits = torch.stack([unit(targets[i]) @ unit(p) / tau for p in predictions])
-        losses.append(logits.exp().sum().log() - logits[i])
-    return torch.stack(losses).mean()
 
 
 @pytest.mark.parametrize("method", ["teacher", "teacher_cosine"])

@@ -10,7 +10,7 @@ import pytest
 from rest_requests import as_text, upload
 from waiting import until
 
-from serving.ingest import WRITERS
+from serving.models import WRITERS
 
 
 class Hold:

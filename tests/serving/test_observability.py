@@ -37,9 +37,8 @@ from serving import problems
 from serving.jobs import Jobs
 from serving.models import Engines
 from serving.readiness import Startup
-from serving.request_log import Json, Text, observed
 from serving.settings import Settings
-from serving.telemetry import Metrics
+from serving.telemetry import Json, Metrics, Text, observed
 
 ROOT = Path(__file__).parents[2]
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -131,7 +130,7 @@ def test_only_a_failure_of_the_default_model_makes_the_server_ill(tmp_path, sour
 
     well = threading.Event()
     encoders = {name: FakeEncoder(name=name, forwarding={"deadly": die}) for name in ("default", "other")}
-    engines = Engines("default", Settings(), load=encoders.__getitem__, weigh=lambda source: 0)
+    engines = Engines("default", Settings(), load=encoders.__getitem__)
     try:
         with starting(tmp_path / "store", engines) as loading:
             loading.run()

@@ -27,7 +27,7 @@ def test_operations_have_an_id_and_a_description():
 def test_every_operation_documents_the_common_errors():
     for name, operation in operations(document()).items():
         answers = operation["responses"]
-        for kind in ANYWHERE:
+        for kind in ANYWHERE.split():
             refusal = problem_kind(kind)
             status = 400 if refusal.status in (415, 422) and name.startswith("openai-") else refusal.status
             if (name, status) == ("health-readyz", 503):

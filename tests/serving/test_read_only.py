@@ -20,10 +20,10 @@ from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.probes import delete_probe
 from nnclr_hub.workbench.reembedding import reembed
-from serving.jobs.records import JOB
+from serving.access import AccessRules
+from serving.jobs import JOB
 from serving.openapi import document
 from serving.routes import ROUTERS
-from serving.security.access import AccessRules
 
 ACCESS = AccessRules(ROUTERS)
 WAITING = "0123456789abcd"

@@ -6,9 +6,9 @@ import shutil
 import sys
 
 import numpy as np
+import pyarrow
 import pyarrow.parquet
 import pytest
-from safetensors.numpy import load_file, save
 
 from nnclr_hub.errors import (
     CollectionExists,
@@ -29,7 +29,7 @@ DIM, COUNT = 16, 57
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     """Several shards of several batches, from a few items."""
-    monkeypatch.setattr(exchange, "SHARD_ITEMS", 20)
+    monkeypatch.setattr(exchange, "FILE_ITEMS", 20)
     monkeypatch.setattr(exchange, "BATCH", 5)
 
 
@@ -63,7 +63,7 @@ def test_a_round_trip_brings_back_every_bit(store, tmp_path, metric, precision):
     original = filled(store, metric=metric, precision=precision, indexed=("label", "n"))
     seen = []
     manifest = export_collection(original, tmp_path / "out", progress=lambda done, total: seen.append((done, total)))
-    assert (manifest.items, len(manifest.shards), seen[-1]) == (COUNT, 3, (COUNT, COUNT))
+    assert (manifest.items, len(manifest.files), seen[-1]) == (COUNT, 3, (COUNT, COUNT))
     checked, stored = [], []
     report = import_collection(
         store, "copy", tmp_path / "out", checking=lambda *both: checked.append(both),
@@ -74,19 +74,17 @@ def test_a_round_trip_brings_back_every_bit(store, tmp_path, metric, precision):
     copy = store.get("copy")
     assert copy.spec == original.spec
     assert everything(copy) == everything(original)
-    # others read it with pandas and safetensors
+    # others read it with pandas or DuckDB
     kept = original.get([item.id for item in items()])
-    rows = [
-        row
-        for path in sorted((tmp_path / "out").glob("*.parquet"))
-        for row in pyarrow.parquet.read_table(path).to_pylist()
-    ]
+    tables = [pyarrow.parquet.read_table(path) for path in sorted((tmp_path / "out").glob("*.parquet"))]
+    rows = [row for table in tables for row in table.to_pylist()]
     assert [(row["id"], json.loads(row["metadata"]), row["thumbnail"]) for row in rows] == [
         (item.id, item.metadata, item.thumbnail) for item in kept
     ]
-    tensors = [load_file(path)["vectors"] for path in sorted((tmp_path / "out").glob("*.safetensors"))]
-    assert {one.dtype for one in tensors} == {np.dtype("float16" if precision == "f16" else "float32")}
-    np.testing.assert_array_equal(np.concatenate(tensors).astype(np.float32), [item.vector for item in kept])
+    assert {str(table.schema.field("vector").type.value_type) for table in tables} == {
+        "float" if precision == "f32" else "halffloat"
+    }
+    np.testing.assert_array_equal([row["vector"] for row in rows], [item.vector for item in kept])
 
 
 def test_nothing_is_overwritten_and_nothing_half_written_stays(store, tmp_path):
@@ -171,9 +169,8 @@ def flip(path):
 
 DAMAGES = {
     "flipped table": lambda out: flip(out / "items-00001.parquet"),
-    "flipped vectors": lambda out: flip(out / "vectors-00002.safetensors"),
     "truncated": lambda out: (out / "items-00000.parquet").write_bytes(b"PAR1"),
-    "missing": lambda out: (out / "vectors-00000.safetensors").unlink(),
+    "missing": lambda out: (out / "items-00000.parquet").unlink(),
     "swapped": lambda out: (out / "items-00000.parquet").replace(out / "items-00001.parquet"),
 }
 
@@ -186,35 +183,39 @@ def test_a_damaged_export_is_refused_before_anything_is_written(exported, tmp_pa
     assert [info.name for info in exported.list()] == ["photos"]
 
 
-def test_a_file_that_its_manifest_does_not_describe_is_reported(exported, tmp_path):
-    """Files and hashes agree, but a table is invalid, or vectors have another dimension."""
-    out = tmp_path / "out"
-    manifest = json.loads((out / "collection.json").read_text())
-    for kind, data in (("items", b"no table"), ("vectors", save({"vectors": np.zeros((20, DIM + 1), np.float32)}))):
-        changed = json.loads(json.dumps(manifest))
-        file = changed["shards"][0][kind]
-        whole = (out / file["file"]).read_bytes()
-        (out / file["file"]).write_bytes(data)
-        file |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        (out / "collection.json").write_text(json.dumps(changed))
-        with pytest.raises(NNCLRHubError):
-            import_collection(exported, "copy", out)
-        assert exported.get("copy").count() == 0
-        (out / file["file"]).write_bytes(whole)
+@pytest.mark.parametrize("content", ["no table", "another dimension", "another column"])
+def test_a_file_that_its_manifest_does_not_describe_is_reported(exported, tmp_path, content):
+    """Size and hash agree, but the table is invalid."""
+    file, path = tmp_path / "out" / "items-00000.parquet", tmp_path / "out" / "collection.json"
+    table = pyarrow.parquet.read_table(file)
+    if content == "no table":
+        file.write_bytes(b"no table")
+    elif content == "another dimension":
+        shorter = pyarrow.array([vector[1:] for vector in table["vector"].to_pylist()])
+        pyarrow.parquet.write_table(table.set_column(3, "vector", shorter), file)
+    else:
+        pyarrow.parquet.write_table(table.drop_columns(["metadata"]), file)
+    manifest = json.loads(path.read_text())
+    data = file.read_bytes()
+    manifest["files"][0] |= {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(StoreError):
+        import_collection(exported, "copy", tmp_path / "out")
+    assert exported.get("copy").count() == 0
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"version": 2}, "store_too_new"),
+        ({"version": 3}, "store_too_new"),
         ({"version": "x"}, "store_too_new"),
         ({"format": "else"}, "invalid_request"),
         ({"items": 1}, "store_error"),
         ({"spec": {"dim": -1, "indexed": []}}, "store_error"),
         ({"spec": {"dim": 16, "indexed": [], "evil": 1}}, "store_error"),
         ({"spec": None}, "store_error"),
-        ({"shards": 7}, "store_error"),
-        (lambda manifest: {"shards": manifest["shards"][::-1]}, "store_error"),
+        ({"files": 7}, "store_error"),
+        (lambda manifest: {"files": manifest["files"][::-1]}, "store_error"),
         (
             lambda manifest: json.loads(json.dumps(manifest).replace("items-00000", "../items-00000")),
             "store_error",

@@ -229,31 +229,3 @@ def test_a_store_is_read_where_nothing_can_be_written(nobody_writes):
     error.sqlite_errorcode = sqlite3.SQLITE_READONLY_CANTINIT
     with pytest.raises(StoreReadOnly), files.translated(nobody_writes):  # is not called a failing disk
         raise error
-
-
-# ------------------------------------------------------------------------------ closed while they are not used
-
-
-def test_collections_that_are_not_used_are_closed_and_opened_again(tmp_path):
-    large = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
-    with EmbeddedStore(tmp_path, settings=StoreSettings(total_memory=2 * large.nbytes)) as store:
-        for name in "abc":
-            store.create(name, CollectionSpec(8)).upsert([Item(f"i{n}", v) for n, v in enumerate(large)])
-        assert store.create("d", CollectionSpec(8)).count() == 0
-        # two of the three large ones fit
-        assert {info.name for info in store.list() if info.index != "closed"} == {"b", "c", "d"}
-        for name in "abc":
-            assert store.get(name).search(large[7], 1)[0].id == "i7"
-            assert store.get(name).count() == 400
-
-
-def test_a_collection_in_use_is_not_closed(folder):
-    with open_store(str(folder)) as store:
-        collection = store.get("a")
-        collection.upsert([Item(f"n{n}", ONE) for n in range(8)])
-        pages = collection.read_all(1)
-        next(pages)
-        assert not collection.suspend()
-        assert len(list(pages)) == 8
-        assert collection.suspend()
-        assert collection.statistics().items == collection.count() == 9

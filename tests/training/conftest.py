@@ -11,7 +11,7 @@ from training.pretrain import pretrain
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
     """Leave the curves out of reports: drawing them takes longer than training so small a network."""
-    monkeypatch.setattr("training.report.page.draw_panels", lambda logs: "")
+    monkeypatch.setattr("training.report.draw_panels", lambda logs: "")
 
 
 @pytest.fixture(scope="session")

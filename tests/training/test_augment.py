@@ -21,7 +21,7 @@ from training.data.augment import (
     make_views,
     sample_numbers,
 )
-from training.data.crop_boxes import CROP_NUMBERS, crop_boxes, enlarged_share
+from training.data.cutting import CROP_NUMBERS, crop_boxes, enlarged_share
 from training.data.views import AUGMENTATIONS, View
 from training.recipes import Recipe
 

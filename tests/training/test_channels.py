@@ -10,14 +10,12 @@ from rich.console import Console
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, UnknownSetting
 from nnclr_hub.hub.layout import read_config
-from training.assemble import build_learner
 from training.data.augment import make_view
 from training.data.batches import channel_statistics
 from training.data.image_pack import PackedPixels, build_pack
-from training.data.jitter import jitter_all, jitter_rows
-from training.data.pixel_ops import adjust_hue, grayscale
+from training.data.pixel_ops import adjust_hue, grayscale, jitter_all, jitter_rows
 from training.data.views import AUGMENTATIONS, View
-from training.initial_encoder import adopt, find_initial_encoder, load_initial_encoder
+from training.network import adopt, build_learner, find_initial_encoder, load_initial_encoder
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 

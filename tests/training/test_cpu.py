@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from nnclr_hub.encoder.backbones import create_backbone
-from training.cpu import use_few_threads, use_plain_attention
-from training.small_maps import use_products
+from training.cpu import use_few_threads, use_plain_attention, use_products
 
 
 def gradients(network: torch.nn.Module, x: torch.Tensor) -> dict[str, torch.Tensor]:

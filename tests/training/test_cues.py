@@ -10,8 +10,7 @@ from rich.console import Console
 from tiny_runs import TINY
 
 from training.ablate import for_data
-from training.data.datasets import ImageFiles
-from training.evaluation import table_set
+from training.evals.task import Part, table_set
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.recipes.auto import AUTO, Cues, Situation
@@ -66,10 +65,10 @@ def test_labels_that_allow_no_comparison_change_nothing(tmp_path):
     folder, _ = draw(tmp_path / "images", "color")
     paths = tuple(sorted(folder.iterdir()))
     for labels in (np.zeros(IMAGES, np.int64), np.full(IMAGES, -1), np.r_[0, 1, np.full(IMAGES - 2, -1)]):
-        assert measure_cues(ImageFiles(paths, labels, ("kind0", "kind1")), QUIET) is None
+        assert measure_cues(Part(paths, labels), QUIET) is None
     for path in paths[1:]:
         path.write_bytes(b"")
-    assert measure_cues(ImageFiles(paths, np.arange(IMAGES) % 2, ("kind0", "kind1")), QUIET) is None, "one is readable"
+    assert measure_cues(Part(paths, np.arange(IMAGES) % 2), QUIET) is None, "one is readable"
 
 
 def test_a_run_with_labels_uses_the_choice_and_keeps_it_when_resumed(tmp_path):

@@ -22,14 +22,12 @@ from nnclr_hub.workbench.inspection.subject import inspected_files
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
 from training.data.augment import make_views
-from training.data.batches import Batches
-from training.data.datasets import evaluation_sets, sampled_sizes, training_files, typical_side
+from training.data.batches import Batches, Order, Permutation, seed_of
+from training.data.image_index import sampled_sizes, training_files, typical_side
 from training.data.image_pack import ImagePack, PackedPixels, build_pack, stored_sizes
 from training.data.named_sets import find_data
-from training.data.order import Order, Permutation, seed_of
 from training.data.views import View
-from training.evals.task import read_task
-from training.evaluation import table_set
+from training.evals.task import evaluation_sets, read_task, table_set
 
 # ---- packs
 
@@ -355,7 +353,7 @@ def test_every_verb_reads_the_labels_of_a_folder_by_the_same_rule(split, tmp_pat
     assert len(task.train.paths) + len(task.test.paths) == len(paths)
     assert np.bincount(training_files([place]).labels).tolist() == [12, 12]  # nnclr pretrain, nnclr ablate
     [scored] = evaluation_sets([place])
-    assert scored.train.classes == ("even", "odd")
+    assert scored.classes == ("even", "odd")
     assert len(scored.train.paths) + len(scored.test.paths) == len(paths)
     bench.index_folder("c", part)
     assert dict(bench.collection("c").facets(["label"])["label"].values) == counts

@@ -21,8 +21,7 @@ from nnclr_hub.method import Gather
 from training import setup
 from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
-from training.distributed import Ranks, joined, slurm_ranks
-from training.launch import launch
+from training.distributed import Ranks, joined, launch, slurm_ranks
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
-from training.data.datasets import EvaluationSet, ImageFiles
 from training.data.views import IMAGENET_MEAN, IMAGENET_STD
 from training.evals.features import Features, PartFeatures
 from training.evals.frozen import quick_linear
-from training.evaluation import exact_inference, labeled_sets
+from training.evals.task import Part, Task
+from training.evaluation import LabeledSet, exact_inference
 
 
 @pytest.fixture
@@ -72,13 +72,12 @@ def test_a_large_set_is_scored_on_a_random_part_and_named_by_both_parts(photos):
     """The first images of a set in the order of its classes would be of one class."""
     paths = tuple(sorted(photos.rglob("*.jpg")))
     labels = np.repeat(np.arange(3), 20)
-    parts = [ImageFiles(paths[start::2], labels[start::2], ("a", "b", "c")) for start in (0, 1)]
-    data = EvaluationSet("photos", *parts, split="test")
+    parts = [Part(paths[start::2], labels[start::2]) for start in (0, 1)]
+    data = Task("photos", ("a", "b", "c"), *parts, split="test")
     plain = Preprocessing(32, 1.0, IMAGENET_MEAN, IMAGENET_STD)
-    [some], names = labeled_sets([data], plain, 9, Console(quiet=True))
+    some = LabeledSet(data, plain, 9, Console(quiet=True))
     features = some.embed(SimpleNamespace(forward_crops=lambda crops: crops.reshape(len(crops), -1), device="cpu"))
     assert set(features.train.labels.tolist()) == set(features.test.labels.tolist()) == {0, 1, 2}
     assert len(features.train.labels) == len(features.test.labels) == some.tested == 9
     for change in ({"train": parts[1]}, {"test": parts[0]}):
-        other = labeled_sets([replace(data, **change)], plain, 9, Console(quiet=True))[1]
-        assert other != names
+        assert LabeledSet(replace(data, **change), plain, 9, Console(quiet=True)).images != some.images

@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nnclr_hub.method import METHODS, Gather
-from training.assemble import Tables, build_learner
 from training.data.augment import (
     BoxedImages,
     StoredImages,
@@ -29,6 +28,7 @@ from training.data.augment import (
 from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks
 from training.graph import EAGER_STEPS, StepGraph
+from training.network import Tables, build_learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.run import Run

@@ -9,9 +9,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from nnclr_hub.errors import InvalidRequest, UnknownModel
-from training.assemble import build_learner
-from training.initial_encoder import adopt, find_initial_encoder, load_initial_encoder
 from training.monitor import read_log
+from training.network import adopt, build_learner, find_initial_encoder, load_initial_encoder
 from training.optimization import Schedule, make_optimizer
 from training.pretrain import pretrain
 from training.recipes import find_recipe

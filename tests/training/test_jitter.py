@@ -6,7 +6,7 @@ import pytest
 import torch
 import torchvision.transforms.functional as reference
 
-from training.data.jitter import jitter_all, jitter_rows
+from training.data.pixel_ops import jitter_all, jitter_rows
 
 OPERATIONS = (  # by number
     reference.adjust_brightness,

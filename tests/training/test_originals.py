@@ -28,13 +28,10 @@ from nnclr_hub.errors import InvalidRequest, TrainingError
 from nnclr_hub.images.reading import PLAIN
 from training.data import originals as originals_module
 from training.data.augment import make_views
-from training.data.batches import Batches
-from training.data.crop_boxes import CROP_NUMBERS, crop_boxes, enlarged_share
-from training.data.cutting import CutRequest, CutShape, cut_views
-from training.data.datasets import training_files
-from training.data.image_index import COLUMNS, ImageIndex
+from training.data.batches import Batches, Order
+from training.data.cutting import CROP_NUMBERS, CutRequest, CutShape, crop_boxes, cut_views, enlarged_share
+from training.data.image_index import COLUMNS, ImageIndex, training_files
 from training.data.image_pack import build_pack
-from training.data.order import Order
 from training.data.originals import Originals
 from training.data.views import View
 from training.pretrain import pretrain
@@ -285,7 +282,7 @@ def test_an_image_that_cannot_be_read_is_named_and_replaced_by_the_same_one_each
     ]
     assert [other for _, other in changed] == [bad], "once in an epoch"
     assert changed[0][0] == Order(files.folders, 4, 0).replacement(bad, 0)
-    assert list(batches.unreadable) == [bad]
+    assert list(batches.pixels.unreadable) == [bad]
     assert [record.args[0] for record in caplog.records] == [str(folder / "cup" / "03.jpg")]
 
 

@@ -13,11 +13,10 @@ from packed_batches import packed_batches
 from pretended_gpu import PretendedGPU
 
 from nnclr_hub.method import Gather, SupportSet
-from training.assemble import build_learner
 from training.data.augment import make_view
-from training.data.batches import SideStream
 from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks
+from training.network import build_learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.run import Run
@@ -117,7 +116,7 @@ def test_a_step_stays_on_the_device_and_never_waits(gpu, kind):
     for step in steps:
         taken = stepper.run(step)
     assert taken.loss.device.type == taken.z1.device.type == "cuda"
-    assert gpu.waits == gpu.races == []
+    assert gpu.waits == []
     assert recorder.recorded == (0 if stepper.eager_because else len(steps) // 2)
     assert bool(stepper.eager_because) == (kind in EAGER), stepper.eager_because
 
@@ -132,7 +131,7 @@ def test_augmentation_sends_its_parameters_without_waiting(gpu, name):
 
 
 def test_the_simulation_detects_waits_and_mixed_devices(gpu):
-    """A copy that waits is recorded, as is a tensor of another stream; reading a value fails; devices do not mix."""
+    """A copy that waits is recorded; reading a value fails; devices do not mix."""
     x = torch.zeros(3, device=GPU)
     torch.ones(3).to(GPU)
     assert [place.partition(":")[0] for place in gpu.waits] == ["tests/training/test_pretended_gpu.py"]
@@ -140,16 +139,8 @@ def test_the_simulation_detects_waits_and_mixed_devices(gpu):
         x.sum().item()
     with pytest.raises(RuntimeError, match="device"):
         x + torch.ones(3)
-    side = SideStream(GPU)
-    with side.used():
-        one, other = x + 1, x + 2
-    side.hand_over([one])
-    one + x
-    assert gpu.races == []
     with gpu.recording(), pytest.raises(RuntimeError, match="recorded"):
         x[[0, 2]]
-    other[1:] + x[1:]
-    assert len(gpu.races) == 1
 
 
 def test_the_lookup_at_the_papers_sizes_stays_on_the_device(gpu):

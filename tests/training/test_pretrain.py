@@ -15,7 +15,7 @@ from nnclr_hub.cli.programs import load_program
 from training import setup
 from training.checkpoint import load_checkpoint
 from training.data.image_pack import build_pack
-from training.evaluation import Evaluation
+from training.evaluation import encoder_of
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
@@ -68,16 +68,16 @@ def test_a_run_writes_a_log_an_encoder_and_a_report(finished, data):
 
 
 def test_the_cost_of_the_first_steps_excludes_what_is_measured_before_them(data, tmp_path, monkeypatch):
-    evaluate, before = Evaluation.encoder, 3.0  # CPU seconds, more than a step of this network takes
+    before = 3.0  # CPU seconds, more than a step of this network takes
     busy = iter([before])  # only the first one, the untrained network
 
     def slow(*arguments):
         since, seconds = time.process_time(), next(busy, 0.0)
         while time.process_time() - since < seconds:
             pass
-        return evaluate(*arguments)
+        return encoder_of(*arguments)
 
-    monkeypatch.setattr(Evaluation, "encoder", slow)
+    monkeypatch.setattr("training.recorder.encoder_of", slow)
     pretrain(recipe("epochs=1", "log_every=1"), [data], tmp_path / "run")
     assert read_log(tmp_path / "run")[0]["cpu_s"] < before
 

@@ -10,10 +10,9 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.store.vector_transform import VectorTransform
-from training.evals.features import Features, PartFeatures
+from training.evals.evaluate import PROTOCOLS, find_protocols, settings_of
+from training.evals.features import Features, PartFeatures, accuracy
 from training.evals.frozen import PENALTIES, few_shot, knn, linear, quick_linear, retrieval
-from training.evals.protocols import PROTOCOLS, find_protocols, settings_of
-from training.evals.score import accuracy
 
 
 @pytest.fixture

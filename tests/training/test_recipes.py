@@ -12,7 +12,7 @@ from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.images.pool import active_pool
 from nnclr_hub.method import METHODS
 from training.ablate import for_data
-from training.assemble import build_learner
+from training.network import build_learner
 from training.recipes import RECIPES, find_recipe
 from training.recipes.auto import Auto, Cues, Situation, Start
 from training.setup import fit_to_data

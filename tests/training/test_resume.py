@@ -24,7 +24,7 @@ from training.checkpoint import (
     save_checkpoint,
     sizes_of,
 )
-from training.data.datasets import training_files
+from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe

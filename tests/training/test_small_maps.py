@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from training import small_maps
-from training.small_maps import Limits, SmallMapConv2d, use_products
+from training import cpu as small_maps
+from training.cpu import Limits, SmallMapConv2d, use_products
 
 ALL, WEIGHTS = Limits(99, 99, 99), Limits(0, 0, 99)
 # in, out, kernel, stride, padding, side
@@ -131,7 +131,7 @@ def test_only_outputs_with_both_sides_small_are_products():
 
 def test_a_second_copy_of_the_program_leaves_the_operation_of_the_first_alone():
     """In a checkout, `nnclr` loads the program as nnclr_hub.training; a process may have loaded `training` before."""
-    second = importlib.import_module("nnclr_hub.training.small_maps")
+    second = importlib.import_module("nnclr_hub.training.cpu")
     assert second is not small_maps
     assert second.NAMESPACE != small_maps.NAMESPACE
     x, weight = torch.randn(2, 3, 2, 2), torch.randn(4, 3, 3, 3)

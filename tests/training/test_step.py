@@ -13,7 +13,7 @@ from nnclr_hub.errors import InvalidRequest, OutOfMemory, TrainingDiverged
 from nnclr_hub.method import Learner
 from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
-from training.data.datasets import training_files
+from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
 

@@ -6,15 +6,25 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
+from scipy.stats import binom
 from sklearn.linear_model import LogisticRegression
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest
 from training import checkpoint
-from training.evals import classifier
-from training.evals.classifier import Classifier, ClassifierPlan, ClassifierTrainer, Images, _step
+from training.evals import supervised as classifier
+from training.evals.supervised import (
+    Classifier,
+    ClassifierPlan,
+    ClassifierTrainer,
+    Images,
+    _step,
+    finetune,
+    linear_images,
+    semi_supervised,
+    stratified,
+)
 from training.evals.task import Part, Task, read_task
-from training.evals.through_images import finetune, linear_images, semi_supervised, stratified
 from training.interrupt import Interrupted
 
 CPU, QUIET = torch.device("cpu"), Console(quiet=True)
@@ -54,7 +64,9 @@ def test_linear_evaluation_learns_and_does_not_change_the_encoder(subject):
     task = replace(subject.task, test=subject.task.train)
     found = dict(linear_images(replace(subject, task=task), epochs=40, lr=0.3, optimizer="sgd", workers=0))
     name = f"linear_images/{task.name}"
-    assert found[name] > 0.6, "chance is a third"
+    # on as many images, a guess among three classes is right this often once in a thousand runs
+    images = len(task.test.paths)
+    assert found[name] > binom.isf(1e-3, images, 1 / 3) / images
     for key, value in subject.encoder.backbone.state_dict().items():
         assert torch.equal(value, before[key]), key
 

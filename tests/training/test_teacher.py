@@ -14,7 +14,7 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.hub.layout import read_config
 from training.callbacks import Callback
-from training.data.datasets import metadata_numbers, training_files
+from training.data.image_index import metadata_numbers, training_files
 from training.data.views import IMAGENET_MEAN, IMAGENET_STD
 from training.distributed import ALONE
 from training.monitor import read_log

@@ -14,7 +14,7 @@ from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.images.listing import find_images
 from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.inspection.subject import inspected_files
-from training.data.datasets import training_files
+from training.data.image_index import training_files
 from training.evals.task import read_task
 
 KINDS = ("folder", "zip", "tar")

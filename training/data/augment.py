@@ -23,9 +23,18 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .crop_boxes import CROP_NUMBERS, crop_boxes
-from .jitter import jitter_all, jitter_rows
-from .pixel_ops import blur_matrix, gaussian_blur, gray, grayscale, products, resized_crop, solarize
+from .cutting import CROP_NUMBERS, crop_boxes
+from .pixel_ops import (
+    blur_matrix,
+    gaussian_blur,
+    gray,
+    grayscale,
+    jitter_all,
+    jitter_rows,
+    products,
+    resized_crop,
+    solarize,
+)
 from .views import View
 
 LEAST = 2.0  # minimum side of a crop in pixels of a stored copy
@@ -286,7 +295,6 @@ def _turns_and_amounts(view: View, numbers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_plugin(x: Tensor, view: View, numbers: Tensor) -> Tensor:
-    """Apply the operation of a plug-in, if any, with a separate generator."""
     if view.operation is None:
         return x
     return view.operation(x, Generator().manual_seed(int(numbers[0, OWN].double() * 2**24)))
@@ -300,7 +308,6 @@ def _in_lines(images: Tensor) -> Tensor:
 
 
 def _normalize(x: Tensor, view: View) -> Tensor:
-    """Normalize with the view's mean and standard deviation, and write channels last in the same pass."""
     shift, scale = _normalization(view.mean, view.std, x.device)
     return torch.addcmul(shift, x, scale, out=torch.empty_like(x, memory_format=torch.channels_last))
 

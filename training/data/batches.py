@@ -1,4 +1,8 @@
-"""The images of each step, on the device.
+"""The images of each step, on the device, and their order.
+
+The order is a pure function of seed and step: which rows of the set a step uses. No process holds a list of all images.
+A permutation is computed element by element, so a run continues at any step, with any number of processes, and the
+memory does not grow with the set.
 
 The views of a step are cut either from a pack of decoded copies, or from the originals by decoding processes. Both are
 a pure function of seed and step, and each process gets its rows of the batch.
@@ -6,9 +10,9 @@ a pure function of seed and step, and each process gets its rows of the batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -16,13 +20,122 @@ import torch
 from torch import Generator, Tensor
 
 from .augment import NUMBERS, CutViews, StoredImages, sample_numbers
-from .order import Order, seed_of
 from .views import View
 
 Views = Callable[[int], Sequence[View]]  # of a step
+ROUNDS = 8  # of a permutation
+WINDOW_BYTES = 1 << 30  # of the archives that are read at random at one time
+REPLACEMENTS = 20  # images tried in place of one that cannot be read
 SAMPLED = 1000  # images of the statistics
 LEAST_STD = 0.01  # of an empty channel
 WHOLE = View(size=64, scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0)
+
+
+# ------------------------------------------------------------------------------ order
+
+
+def seed_of(*numbers: int) -> int:
+    """Combine several numbers, such as seed and step, into one well-distributed seed, unlike their sum."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)
+
+
+class Permutation:
+    """A pseudo-random permutation of 0 to n - 1 that is computed element by element.
+
+    It is a Feistel cipher over the next even power of two, applied again to results that are not below n.
+    """
+
+    def __init__(self, n: int, *key: int) -> None:
+        self.n = n
+        self._half = np.uint64(max(1, -(-max(1, n - 1).bit_length() // 2)))
+        self._mask = np.uint64((1 << int(self._half)) - 1)
+        self._keys = np.random.SeedSequence((*key, n)).generate_state(ROUNDS, np.uint64)
+
+    def __call__(self, positions: np.ndarray) -> np.ndarray:
+        """Return the elements at positions (B,) int64 in [0, n)."""
+        x = self._encrypted(np.asarray(positions).astype(np.uint64))
+        while (outside := x >= self.n).any():
+            x[outside] = self._encrypted(x[outside])
+        return x.astype(np.int64)
+
+    def _encrypted(self, x: np.ndarray) -> np.ndarray:
+        left, right = x >> self._half, x & self._mask
+        for key in self._keys:
+            left, right = right, left ^ (_mixed(right ^ key) & self._mask)
+        return (left << self._half) | right
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+class Order:
+    """The rows of each step; each epoch is a permutation of all images, without the last, incomplete batch.
+
+    Args:
+        folders: (F,) int64, number of images of each data folder; the rows of a folder follow one another.
+        batch_size: B, images per step over all processes.
+        blocks: sizes of the parts of the set that are read together, such as archives, in order. Their order is
+            permuted, and images within a window of several of them. None: images are permuted over the whole set.
+        window: images of a window.
+    """
+
+    def __init__(
+        self,
+        folders: np.ndarray,
+        batch_size: int,
+        seed: int,
+        blocks: np.ndarray | None = None,
+        window: int = 0,
+    ) -> None:
+        self._images = int(np.sum(folders))
+        self._batch_size, self._seed = batch_size, seed
+        self.steps_per_epoch = self._images // batch_size
+        self.folders = np.asarray(folders)
+        self._blocks, self._window = blocks, window
+        self._windows = lru_cache(2)(self._windows_of)
+
+    def rows(self, step: int) -> np.ndarray:
+        """Return the rows of a step, counted from 0 over all epochs: (B,) int64."""
+        epoch, place = divmod(step, self.steps_per_epoch)
+        positions = np.arange(place * self._batch_size, (place + 1) * self._batch_size)
+        if self._blocks is None:
+            return Permutation(self._images, self._seed, epoch)(positions)
+        return self._in_windows(epoch, positions)
+
+    def replacement(self, row: int, attempt: int) -> int:
+        """Return the row that replaces one that cannot be read; the same in every run with this seed."""
+        return seed_of(self._seed, row, attempt) % self._images
+
+    # ---- windows of archives
+
+    def _windows_of(self, epoch: int) -> tuple[np.ndarray, ...]:
+        """Return the permuted blocks, the position after each, and the position at which each window starts."""
+        assert self._blocks is not None
+        blocks = Permutation(len(self._blocks), self._seed, epoch, 1)(np.arange(len(self._blocks)))
+        ends = np.cumsum(self._blocks[blocks])
+        first = ends - self._blocks[blocks]
+        number = first // max(1, self._window)
+        starts = first[np.flatnonzero(np.diff(number, prepend=-1))]
+        return blocks, ends, np.append(starts, self._images)
+
+    def _in_windows(self, epoch: int, positions: np.ndarray) -> np.ndarray:
+        assert self._blocks is not None
+        blocks, ends, windows = self._windows(epoch)
+        number = np.searchsorted(windows, positions, side="right") - 1
+        for one in np.unique(number):
+            inside = number == one
+            size = int(windows[one + 1] - windows[one])
+            shuffled = Permutation(size, self._seed, epoch, 2, int(one))(positions[inside] - windows[one])
+            positions[inside] = windows[one] + shuffled
+        place = np.searchsorted(ends, positions, side="right")
+        within = positions - (ends[place] - self._blocks[blocks[place]])
+        return (np.cumsum(self._blocks) - self._blocks)[blocks[place]] + within
+
+
+# ------------------------------------------------------------------------------ batches
 
 
 @dataclass(frozen=True)
@@ -63,35 +176,6 @@ class Batch:
         """Return the images from `start` to `end`."""
         rows = slice(start, end)
         return Batch(self.pixels.part(start, end), self.views, self.numbers[:, rows], self.ids[rows], self.labels[rows])
-
-
-class SideStream:
-    """A second stream of a GPU, for the images and views of a step; on other devices, nothing.
-
-    Eager steps use it. The CPU is ahead of the GPU, because a step never waits for it. On a single stream, the copy of
-    a batch and its views would still begin after the last operation of the step before.
-    """
-
-    def __init__(self, where: torch.device) -> None:
-        self._stream = torch.cuda.Stream(where) if where.type == "cuda" else None
-
-    @contextmanager
-    def used(self) -> Iterator[None]:
-        """Run the operations of the block on this stream."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-
-    def hand_over(self, tensors: Iterable[Tensor]) -> None:
-        """Let the current stream wait for this one, and use tensors that were made on it."""
-        if self._stream is None:
-            return
-        current = torch.cuda.current_stream(self._stream.device)
-        current.wait_stream(self._stream)
-        for one in tensors:  # else their memory might be used again while the current stream still reads it
-            one.record_stream(current)
 
 
 class PixelSource(Protocol):
@@ -156,35 +240,20 @@ class Batches:
         self.batch_size, self.seed, self.folders = batch_size, seed, order.folders
         self.part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
         self._begun: dict[int, Callable[[], Batch]] = {}
-        self.side = SideStream(where)
 
     def __len__(self) -> int:
         return len(self.pixels)
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of the memory of a GPU that the pixels of the whole set take."""
-        return self.pixels.device_bytes
-
-    @property
-    def unreadable(self) -> dict[int, str]:
-        """{row: reason} of the images that this process could not read."""
-        return self.pixels.unreadable
-
     def at(self, step: int) -> Batch:
-        """Return the batch of a step, counted from 0 over all epochs, and begin the next ones.
-
-        Its tensors are on the stream `side`, which hands them over.
-        """
+        """Return the batch of a step, counted from 0 over all epochs, and begin the next ones."""
         wanted = range(step, step + 1 + self.pixels.ahead)
-        self._begun = {one: self._begun.get(one) or self._begin(one) for one in wanted}
-        with self.side.used():
-            return self._begun.pop(step)()
+        self._begun = {one: self._begun.get(one) or self._fetch(self.draw(one)) for one in wanted}
+        return self._begun.pop(step)()
 
     def of(self, rows: Tensor, views: Sequence[View], seed: int) -> Batch:
         """Return the images at `rows`, (B,) int64 on the CPU, independently of the step."""
         numbers = sample_numbers(len(views), len(rows), Generator().manual_seed(seed))
-        return self._fetch(rows.numpy(), views, numbers)()
+        return self._fetch(Draw(rows.numpy(), views, numbers))()
 
     def close(self) -> None:
         """End the threads and processes that read images."""
@@ -199,19 +268,15 @@ class Batches:
         rows = self._order.rows(step)[self.part]
         return Draw(rows, views, numbers)
 
-    def _begin(self, step: int) -> Callable[[], Batch]:
-        drawn = self.draw(step)
-        return self._fetch(drawn.rows, drawn.views, drawn.numbers)
-
-    def _fetch(self, rows: np.ndarray, views: Sequence[View], numbers: Tensor) -> Callable[[], Batch]:
-        wait = self.pixels.fetch(rows, views, numbers)
+    def _fetch(self, drawn: Draw) -> Callable[[], Batch]:
+        wait = self.pixels.fetch(drawn.rows, drawn.views, drawn.numbers)
 
         def finish() -> Batch:
             pixels, read = wait()
             ids, labels = (
                 torch.from_numpy(one).to(self._where, non_blocking=True) for one in (read, self.labels[read])
             )
-            return Batch(pixels, views, numbers, ids, labels)
+            return Batch(pixels, drawn.views, drawn.numbers, ids, labels)
 
         return finish
 

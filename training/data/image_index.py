@@ -1,8 +1,11 @@
-"""ImageIndex: the images of a run as columns on disk, which are memory-mapped.
+"""The images that a run learns from: which ones they are, and an index of them on disk.
 
-A list of paths would take some 300 bytes per image in each process. The columns are written while folders and archives
-are listed, one at a time, so neither listing nor training needs memory in proportion to the set. All processes of a
-machine map the same files.
+A data folder with `train/` is read by its splits. Pretraining reads only `train/` and `unlabeled/` (`unlabelled/` works
+too). In any other folder, pretraining reads all images.
+
+ImageIndex has the images as columns on disk, which are memory-mapped. A list of paths would take some 300 bytes per
+image in each process. The columns are written while folders and archives are listed, one at a time, so neither listing
+nor training needs memory in proportion to the set. All processes of a machine map the same files.
 """
 
 from __future__ import annotations
@@ -10,23 +13,40 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from pathlib import Path, PurePath
+from functools import cache, cached_property
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, overload
 
 import numpy as np
 
 from nnclr_hub.cache import cache_folder, lock_folder, not_writable
-from nnclr_hub.errors import NoRoom
+from nnclr_hub.errors import ImageError, InvalidRequest, NoImages, NoRoom
 from nnclr_hub.images import parquet as image_parquet
+from nnclr_hub.images.decode import image_size
+from nnclr_hub.images.labels import find_table, table_labels
+from nnclr_hub.images.listing import (
+    UNLABELED,
+    archives_in,
+    find_places,
+    find_splits,
+    is_image,
+    list_images,
+    sources_at,
+    splits_in,
+    walk,
+)
+from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import TABLE, Place, Source
-from nnclr_hub.table_rows import Named
+from nnclr_hub.remote_files import is_address, open_file_system, reading
+from nnclr_hub.table_rows import LabelTable, Named, read_rows
 
 FORMAT = 1
 COLUMNS = {"source": np.int32, "offset": np.int64, "size": np.int64, "label": np.int32, "name_end": np.int64}
@@ -34,6 +54,9 @@ LOOSE = -1  # offset of a separate file
 NO_LABEL = -1
 BLOCK = 4096  # most images of a block
 LARGE = 5_000_000  # images, above which the images of a run must not change
+SAMPLED = 50  # images whose size is read
+SHOWN = 5  # folders in a warning
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,10 +152,6 @@ class ImageIndex(Sequence[Path | Source]):
         """Whether all images are on this machine."""
         return all(one.is_local for one in self._sources)
 
-    def name(self, row: int) -> str:
-        """Return the name of an image for messages."""
-        return str(self[row])
-
     def named(self) -> Iterator[Named[int]]:
         """Yield each image as rows of a table name it."""
         for row in range(len(self)):
@@ -203,9 +222,6 @@ def write_index(key: str, state: str, listings: Iterable[Listed]) -> ImageIndex:
         key: identifies the set; an earlier index under it is replaced.
         state: identifies what it contains now; see `current_index`.
         listings: the folders and archives; those of a --data follow one another.
-
-    Raises:
-        NoRoom: the cache folder cannot be written.
     """
     folder = _folder_of(key)
     half = folder.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
@@ -286,10 +302,182 @@ def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
 
 
 def _block_ends(listed: Listed) -> list[int]:
-    """Return the numbers of images up to the end of each part that is read together."""
     count = len(listed.images)
     if listed.source.archive == TABLE:
         return [*image_parquet.group_ends(listed.source.absolute, listed.source.changed)]
     # separate files are in no order that helps: smaller parts mix them better with the archives of a set
     size = BLOCK if listed.source.archive else BLOCK // 64
     return [*range(size, count, size), count]
+
+
+# ------------------------------------------------------------------------------ which images
+
+
+def training_files(data: Sequence[Path | str], *, listed: bool = False) -> ImageIndex:
+    """Return all images to pretrain on. Labels serve only to measure neighbor accuracy.
+
+    A single class carries no information, so its images count as unlabeled.
+
+    Args:
+        data: folders, tar archives, Parquet files, their addresses, and patterns of these.
+        listed: whether another process of this machine has listed them a moment ago.
+    """
+    if not data:
+        raise NoImages("No images were given; name a folder or archives with --data.")
+    key = json.dumps([one if is_address(one) else os.path.abspath(one) for one in map(str, data)])
+    places = [(number, place) for number, one in enumerate(data) for place in _places(one)]
+    state = hashlib.sha256()
+    for _, place in places:
+        state.update(f"{place} {_version(place)}\n".encode("utf-8", "surrogateescape"))
+    # the images of a folder may change without its time
+    reusable = listed or not any(os.path.isdir(place) for _, place in places)
+    index = current_index(key, None if listed else state.hexdigest()) if reusable else None
+    if index is not None:
+        return index
+    return write_index(key, state.hexdigest(), (one for number, place in places for one in _listed(place, number)))
+
+
+def _places(given: Path | str) -> list[str]:
+    if not os.path.isdir(given):
+        return find_places([given])
+    splits = splits_in(given)
+    if "train" in splits:
+        relative = {name: path.relative_to(given).as_posix() for name, path in splits.items()}
+        _warn_of_others(str(given), _outside(Path(given), set(splits.values())), relative)
+    return [place for part in _parts(Path(given)) for place in archives_without_images(part)] or [str(given)]
+
+
+def archives_without_images(folder: Path) -> list[str]:
+    """Return the archives below a folder; [] if it has images, too."""
+    archives = archives_in(folder)
+    try:
+        return [] if archives and list_images(folder) else [str(one) for one in archives]
+    except NoImages:
+        return [str(one) for one in archives]
+
+
+def _parts(folder: Path) -> list[Path]:
+    """Return the folders of the splits to learn from, or the folder itself if it has none."""
+    splits = splits_in(folder)
+    if "train" not in splits:
+        return [folder]
+    return [splits[part] for part in ("train", *UNLABELED) if part in splits]
+
+
+def _outside(folder: Path, splits: Collection[Path]) -> Iterator[str]:
+    without = [one.relative_to(folder).as_posix() for one in splits]
+    return (path for path, _ in walk(folder, without=without) if is_image(path))
+
+
+def _warn_of_others(place: str, paths: Iterable[str], splits: Mapping[str, str]) -> None:
+    inside, above = tuple(f"{path}/" for path in splits.values()), len(PurePosixPath(splits["train"]).parts) - 1
+    parts = (PurePosixPath(path).parts[above:] for path in paths if not path.startswith(inside))
+    others = Counter(names[0] if len(names) > 1 else "." for names in parts)
+    if others:
+        counts = ", ".join(f"{count} in {name}" for name, count in others.most_common(SHOWN))
+        _warn_once(place, others.total(), counts + ", ..." * (len(others) > SHOWN))
+
+
+@cache
+def _warn_once(place: str, count: int, counts: str) -> None:
+    log.warning(
+        "%s is read by its split train, so %d images next to it are left out: %s; move them into train, or pass their "
+        "folders with --data",
+        place,
+        count,
+        counts,
+    )
+
+
+def _to_learn_from(place: str, images: list[Source]) -> list[Source]:
+    """Return the images in the splits to learn from, or all images if an archive has no split `train`."""
+    splits = find_splits(one.path.rpartition("/")[0] for one in images)
+    if "train" not in splits:
+        return images
+    _warn_of_others(place, (one.path for one in images), splits)
+    read = tuple(f"{splits[part]}/" for part in ("train", *UNLABELED) if part in splits)
+    return [one for one in images if one.path.startswith(read)]
+
+
+def _version(place: str) -> str:
+    if is_address(place):
+        files, path = open_file_system(place)
+        with reading(place):
+            about = files.info(path)
+        return str([about.get(name) for name in ("size", "mtime", "LastModified", "updated", "ETag")])
+    stat = os.stat(place)
+    return f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+def _listed(place: str, number: int) -> Iterator[Listed]:
+    """List a folder by its splits, or the folders and archives at another place."""
+    folder = Path(place)
+    if is_address(place) or not folder.is_dir():
+        for source, found in sources_at(place):
+            images = _to_learn_from(place, found)
+            names = (name and f"{number}/{name}" for name in _labels(source, images))
+            yield Listed(source, images, list(names), number)
+        return
+    for part in _parts(folder):
+        source, images = next(sources_at(str(part)))
+        table = None if part.name in UNLABELED else find_table(part)
+        if table is not None:
+            found = table_labels(read_rows(table), images, part)
+            labels = [own[0] if len(own) == 1 else None for own in found]
+        else:
+            labels = [None if part.name in UNLABELED else image.folder or None for image in images]
+        # two data folders may use the same class name for different things
+        yield Listed(source, images, [name and f"{folder.resolve()}/{name}" for name in labels], number)
+
+
+def _labels(source: Place, images: Sequence[Source]) -> Iterator[str | None]:
+    for image in images:  # at an address, each text of a sample would be a request
+        with_texts = source.is_local or image.row_label
+        yield image.label if with_texts else image.folder or None
+
+
+def sampled_sizes(paths: Sequence[Path | Source], reading: ImageReading = PLAIN) -> np.ndarray:
+    """Return height and width of some of the images, evenly spread: (n, 2) int64; n is 0 if none can be opened."""
+    sizes = []
+    for number in range(0, len(paths), max(1, len(paths) // SAMPLED)):
+        image = paths[number]
+        if isinstance(image, Path) and not image.is_file():  # opening a named pipe would block
+            continue
+        try:
+            sizes.append(image_size(image if isinstance(image, Path) else image.read(), reading)[::-1])
+        except (ImageError, OSError):
+            continue  # decoding will report the reason
+    return np.array(sizes, np.int64).reshape(-1, 2)
+
+
+def typical_side(sizes: np.ndarray) -> int:
+    """Return the median short side of images (n, 2); 0 without images."""
+    return int(np.median(sizes.min(axis=1))) if len(sizes) else 0
+
+
+def has_labels(table: LabelTable) -> bool:
+    """Return whether a table has a column of labels, and not only of other metadata."""
+    return table.label_column is not None or bool({"label", "labels"} & set(read_rows(table, []).others))
+
+
+def metadata_numbers(
+    files: ImageIndex, folders: Sequence[Path | str], labels: LabelTable | None, columns: Sequence[str]
+) -> np.ndarray:
+    """Return the values of some columns of a table by image, as numbers: (N, C) int64, -1 where unknown.
+
+    Args:
+        labels: the table; None: labels.csv in the data folders, or next to their splits.
+    """
+    parts = [part for one in folders if Path(one).is_dir() for part in _parts(Path(one))]
+    tables = [labels] if labels else list(filter(None, map(find_table, parts)))
+    if not tables:
+        raise InvalidRequest(f"{', '.join(columns)}: give a table with these columns, --labels, or a labels.csv.")
+    numbers = np.full((len(files), len(columns)), NO_LABEL, np.int64)
+    known: list[dict[str, int]] = [{} for _ in columns]
+    for table in dict.fromkeys(tables):
+        rows = read_rows(table, list(columns))
+        for row, cells in rows.check(rows.match(files.named()), "the data", part=True).cells.items():
+            for place, column in enumerate(columns):
+                if value := cells[column][:1]:
+                    numbers[row, place] = known[place].setdefault(value[0], len(known[place]))
+    return numbers

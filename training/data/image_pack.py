@@ -186,7 +186,6 @@ def build_pack(
     paths: Sequence[Path | Source],
     size: int,
     *,
-    name_of: Callable[[int], str] | None = None,
     reading: ImageReading = PLAIN,
     channels: int = 3,
     cache: Path | None = None,
@@ -197,18 +196,13 @@ def build_pack(
     Args:
         paths: the images.
         size: most pixels of the short side of a copy.
-        name_of: returns the name of an image for messages; None: its path.
         reading: the page and the channels to read of each file.
         channels: C; files with another number are broken.
         cache: folder for packs; default `cache_folder()`.
         progress: called with (done, total) after each image.
-
-    Raises:
-        NoImages: none of the files can be read.
-        NoRoom: the disk has no space for the decoded images.
     """
     folder = (cache or cache_folder()) / "packs" / _digest(paths, size, reading, channels)
-    form, named = (size, reading, channels), name_of or (lambda number: str(paths[number]))
+    form = (size, reading, channels)
 
     def outdated() -> bool:
         return not (folder / "pack.json").exists() or _can_read_more(folder, paths, form)
@@ -216,7 +210,7 @@ def build_pack(
     if outdated():
         with lock_folder(folder):
             if outdated():
-                _decode(paths, form, folder, named, progress)
+                _decode(paths, form, folder, progress)
     about = json.loads((folder / "pack.json").read_text())
     # "c" is copy on write: torch warns when it wraps a read-only array
     return ImagePack(
@@ -253,7 +247,6 @@ def _decode(
     paths: Sequence[Path | Source],
     form: Form,
     folder: Path,
-    name_of: Callable[[int], str],
     progress: Callable[[int, int], None],
 ) -> None:
     """Write the pack to a temporary folder and rename it, so that no incomplete pack is ever opened."""
@@ -263,7 +256,7 @@ def _decode(
     shapes, kept, broken = list[Shape](), list[int](), list[tuple[str, str]]()
     for number, shape, reason in _journal(half):
         if shape is None:
-            broken.append((name_of(number), reason))
+            broken.append((str(paths[number]), reason))
         else:
             shapes.append(shape)
             kept.append(number)
@@ -282,7 +275,7 @@ def _decode(
             block = range(done, min(done + BLOCK, len(paths)))
             for number, result in zip(block, pool.map(lambda i: _reduced(paths[i], form), block), strict=True):
                 if isinstance(result, NNCLRHubError):
-                    broken.append((name_of(number), str(result)))
+                    broken.append((str(paths[number]), str(result)))
                     lines.append((number, None, str(result)))
                 else:
                     pixels.write(result[0])

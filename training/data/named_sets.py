@@ -71,19 +71,12 @@ def find_data(given: Sequence[str | Path], console: Console) -> list[Path | str]
 
     Returns:
         Paths, but text for addresses and patterns.
-
-    Raises:
-        NoImages: nothing has that name, or the download failed.
     """
     return [one if is_address(one) or set(one) & set("*?[{") else find_folder(one, console) for one in map(str, given)]
 
 
 def check_names(given: Sequence[str]) -> None:
-    """Check names before anything is imported or downloaded.
-
-    Raises:
-        NoImages: one is neither a path, an address, a pattern nor a known name.
-    """
+    """Check names before anything is imported or downloaded."""
     for name in given:
         known = is_address(name) or set(name) & set("*?[{") or Path(name).exists() or os.sep in name
         if not known and name not in NAMED_SETS:
@@ -93,11 +86,7 @@ def check_names(given: Sequence[str]) -> None:
 
 
 def find_folder(name: str, console: Console) -> Path:
-    """Return a path as it is, or the folder of a named data set, downloaded if necessary.
-
-    Raises:
-        NoImages: neither a path nor a known name, or the download failed.
-    """
+    """Return a path as it is, or the folder of a named data set, downloaded if necessary."""
     if is_address(name):
         raise NoImages(f"{name} is not a folder of this machine; copy it into one.")
     if Path(name).exists() or os.sep in name:

@@ -24,9 +24,8 @@ from nnclr_hub.images.source import TABLE, TAR, Source
 from nnclr_hub.remote_files import RemoteBytes
 
 from .augment import FLIP, CutViews
-from .crop_boxes import CROP_NUMBERS
-from .cutting import CutRequest, CutShape, cut_views
-from .order import REPLACEMENTS, WINDOW_BYTES
+from .batches import REPLACEMENTS, WINDOW_BYTES
+from .cutting import CROP_NUMBERS, CutRequest, CutShape, cut_views
 from .views import View
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ class Originals:
         slot, reason = next(iter(failed.items()))
         raise TrainingError(
             f"{REPLACEMENTS + 1} images one after the other cannot be read, the last of them "
-            f"{self._images.name(wanted.get(slot, int(rows[slot])))}: {reason} Check the images, then continue with "
+            f"{self._images[wanted.get(slot, int(rows[slot]))]}: {reason} Check the images, then continue with "
             "--resume."
         )
 
@@ -194,7 +193,7 @@ class Originals:
     def _report(self, row: int, reason: str) -> None:
         if row not in self.unreadable:
             self.unreadable[row] = reason
-            log.warning("%s is replaced by another image: %s", self._images.name(row), reason)
+            log.warning("%s is replaced by another image: %s", str(self._images[row]), reason)
 
 
 def _reason(error: Exception) -> str:

@@ -5,8 +5,10 @@ Called again with the same folder, it continues: existing results are not comput
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Mapping, Sequence
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,17 +32,95 @@ from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
 from ..data.named_sets import find_folder
-from ..recipes.settings import assignments
-from .classifier import ClassifierTrainer
-from .features import Features, task_features
-from .protocols import Protocol, find_protocols
+from ..recipes.recipe import assignments, one_of, parse_settings, require
+from .features import Features, Score, task_features
+from .frozen import few_shot, knn, linear, retrieval
 from .results import EvaluationRecord, Results, in_percent
-from .score import Score
+from .supervised import ClassifierTrainer, finetune, linear_images, semi_supervised
 from .task import TRANSFER_METRICS, Task, read_pair, read_task
 
 PUBLISHED = ("timm:", "hf-hub:")
-
 TORCH = parse_backend("torch")
+
+# ------------------------------------------------------------------------------ protocols by name
+
+Scores = Iterator[tuple[str, float]]
+ON_FEATURES: dict[str, Callable[..., Scores]] = {
+    "knn": knn,
+    "linear": linear,
+    "few_shot": few_shot,
+    "retrieval": retrieval,
+    "transfer": linear,
+}
+THROUGH_IMAGES: dict[str, Callable[..., Scores]] = {
+    "linear_images": linear_images,
+    "semi_supervised": semi_supervised,
+    "finetune": finetune,
+}
+ZERO_ALLOWED = {"seed", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
+MIN = 1e-12
+PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol with its settings.
+
+    name: a key of PROTOCOLS.
+    settings: every keyword argument with its value.
+    """
+
+    name: str
+    settings: dict[str, Any]
+
+    def run(self, subject: Features | ClassifierTrainer) -> Scores:
+        """Yield the protocol's scores."""
+        return PROTOCOLS[self.name](subject, **self.settings)
+
+
+def find_protocols(names: Sequence[str], assignments: Sequence[str]) -> list[Protocol]:
+    """Return the named protocols, with `--set` applied.
+
+    Args:
+        assignments: KEY=VALUE; a key applies to every protocol that has it.
+    """
+    if not names:
+        raise InvalidRequest(f"No protocol is named; choose from {', '.join(PROTOCOLS)}.")
+    for name in names:
+        one_of("protocol", name, PROTOCOLS)
+    everything = {key: value for name in names for key, value in settings_of(name).items()}
+    for assignment in assignments:
+        key = assignment.partition("=")[0]
+        if key not in everything:
+            parse_settings([assignment], dict.fromkeys(everything, str), everything)  # raises and suggests the nearest
+    return [_configured(name, assignments) for name in dict.fromkeys(names)]
+
+
+def _configured(name: str, assignments: Sequence[str]) -> Protocol:
+    """Apply the assignments that concern this protocol; a key may have a different type in another protocol."""
+    settings, hints = settings_of(name), typing.get_type_hints(PROTOCOLS[name])
+    relevant = [one for one in assignments if one.partition("=")[0] in settings]
+    changed = parse_settings(relevant, {key: hints[key] for key in settings}, settings)
+    for key, value in changed.items():
+        if typing.get_origin(hints[key]) is typing.Literal:
+            one_of(key, value, typing.get_args(hints[key]))
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, int | float):
+                least = 0 if key in ZERO_ALLOWED else MIN
+                require(least <= one < float("inf"), key, one, "must be 0 or more" if least == 0 else "must be above 0")
+                size = key != "image_size" or not one or 8 <= one <= 2048
+                require(size, key, one, "must be 0 (the encoder's size) or 8 to 2048 pixels")
+                require(key != "seed" or one < 2**31, key, one, f"must be below {2**31}")
+    return Protocol(name, {**settings, **changed})
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """Return the protocol's settings with their defaults."""
+    parameters = inspect.signature(PROTOCOLS[name]).parameters.values()
+    return {one.name: one.default for one in parameters if one.kind is one.KEYWORD_ONLY}
+
+
+# ------------------------------------------------------------------------------ the verb
 
 
 def evaluate(
@@ -131,11 +211,7 @@ class _EvalRun:
             raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
 
     def records(self) -> list[EvaluationRecord]:
-        """Return the records of all combinations, and write the page of results.
-
-        Raises:
-            InvalidRequest: no combination is possible.
-        """
+        """Return the records of all combinations, and write the page of results."""
         protocols = self.protocols
         loaded, tasks = self._load_sources(), {one.name: self._tasks(one) for one in protocols}
         records, refused = [], None
@@ -207,7 +283,7 @@ class _EvalRun:
 
     def record(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> EvaluationRecord:
         """Return the existing record, or compute and write a new one."""
-        empty = _empty_record(protocol, name, source, task, self.command)
+        empty = self._empty_record(protocol, name, source, task)
         before = self.results.existing(empty)
         if before is not None:
             self.console.print(f"{protocol.name} of {name} on {task.name} is complete already", highlight=False)
@@ -239,7 +315,7 @@ class _EvalRun:
         return record
 
     def _subject(self, protocol: Protocol, source: FeatureSource, task: Task) -> Features | ClassifierTrainer:
-        if protocol.on_features:
+        if protocol.name in ON_FEATURES:
             return task_features(task, source, lambda part: bar(self.console, f"features of {part}"))
         if not isinstance(source, Encoder):
             raise InvalidRequest(f"{protocol.name} trains a network, but {source.name} is not a network; leave it out.")
@@ -247,27 +323,26 @@ class _EvalRun:
         folder = self.results.folder / "encoders" / name
         return ClassifierTrainer(source, task, folder, torch.device(source.device), self.console)
 
-
-def _empty_record(protocol: Protocol, name: str, source: FeatureSource, task: Task, command: str) -> EvaluationRecord:
-    """Return the record of a protocol, source and data set, without values."""
-    images, metric = task.counts(), task.metric
-    if protocol.name == "retrieval":
-        images, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
-    return EvaluationRecord(
-        protocol=protocol.name,
-        source=name,
-        fingerprint=source.fingerprint,
-        data=task.name,
-        metric=metric,
-        images=images,
-        classes=len(task.classes),
-        settings=protocol.settings,
-        values={},
-        left_out=[],
-        seconds=0.0,
-        command=command,
-        digest=task.digest(),
-    )
+    def _empty_record(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> EvaluationRecord:
+        """Return the record of a protocol, source and data set, without values."""
+        images, metric = task.counts(), task.metric
+        if protocol.name == "retrieval":
+            images, metric = {"gallery": len(task.train.paths), "queries": len(task.test.paths)}, "map"
+        return EvaluationRecord(
+            protocol=protocol.name,
+            source=name,
+            fingerprint=source.fingerprint,
+            data=task.name,
+            metric=metric,
+            images=images,
+            classes=len(task.classes),
+            settings=protocol.settings,
+            values={},
+            left_out=[],
+            seconds=0.0,
+            command=self.command,
+            digest=task.digest(),
+        )
 
 
 def _hand_crafted(name: str) -> FeatureSource | None:

@@ -1,15 +1,17 @@
-"""Features of a task's images, for the protocols on frozen features; each image is embedded once."""
+"""Features of a task's images, for the protocols on frozen features, and scores that remember each test image."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.errors import NoImages
+from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
 
 from .task import Part, Task
 
@@ -53,31 +55,81 @@ class Features:
 
 
 def task_features(task: Task, source: FeatureSource, progress: Callable[[str], Bar]) -> Features:
-    """Compute the features of every part.
+    """Compute the features of every part, or read them from the cache; each image is embedded once.
 
     Args:
         progress: called with a part's name; opens a function to call with (done, total).
-
-    Raises:
-        NoImages: a part without any readable image.
     """
-    train = part_features(task.train, source, progress(f"{task.name}/train"))
-    test = train
-    if task.test is not task.train:
-        test = part_features(task.test, source, progress(f"{task.name}/test"))
-    val = part_features(task.val, source, progress(f"{task.name}/val")) if task.val else None
-    device = str(getattr(source, "device", "cpu"))
-    return Features(task.name, task.classes, train, test, val, task.metric, device)
+
+    def of(part: Part, name: str) -> PartFeatures:
+        with progress(f"{task.name}/{name}") as advance:
+            found = extract_features(source, part.paths, progress=advance)
+        if not found.broken:
+            return PartFeatures(found.raw, part.labels)
+        good = np.setdiff1d(np.arange(len(part.paths)), list(found.broken))
+        if not len(good):
+            raise NoImages(f"None of the {len(part.paths)} images can be read; the first is {part.paths[0]}.")
+        broken = tuple((str(part.paths[i]), reason) for i, reason in sorted(found.broken.items()))
+        return PartFeatures(np.asarray(found.raw[good]), part.labels[good], broken)
+
+    train = of(task.train, "train")
+    test = train if task.test is task.train else of(task.test, "test")
+    val = of(task.val, "val") if task.val else None
+    return Features(task.name, task.classes, train, test, val, task.metric, str(getattr(source, "device", "cpu")))
 
 
-def part_features(part: Part, source: FeatureSource, progress: Bar) -> PartFeatures:
-    """Compute the features of one part, or read them from the cache."""
-    with progress as advance:
-        features = extract_features(source, part.paths, progress=advance)
-    if not features.broken:
-        return PartFeatures(features.raw, part.labels)
-    good = np.setdiff1d(np.arange(len(part.paths)), list(features.broken))
-    if not len(good):
-        raise NoImages(f"None of the {len(part.paths)} images can be read; the first is {part.paths[0]}.")
-    broken = tuple((str(part.paths[i]), reason) for i, reason in sorted(features.broken.items()))
-    return PartFeatures(np.asarray(features.raw[good]), part.labels[good], broken)
+class Score(float):
+    """The mean of `each`.
+
+    each: (N,) float32, one value per test image: 0 or 1 for accuracy, average precision for retrieval. For the mean
+        over classes the values are weighted so that their mean is the score.
+    """
+
+    each: np.ndarray
+
+    def __new__(cls, each: np.ndarray) -> Score:
+        """Build the score of N values."""
+        score = super().__new__(cls, np.asarray(each, np.float64).mean())
+        score.each = np.asarray(each, np.float32)
+        return score
+
+
+def accuracy(right: np.ndarray, labels: np.ndarray, metric: str) -> Score:
+    """Return the share of right answers, over images (top1) or as the mean over classes (mean_per_class).
+
+    Args:
+        right: (N,) bool.
+        labels: (N,) int64.
+        metric: "top1" or "mean_per_class".
+    """
+    if metric != "mean_per_class":
+        return Score(right)
+    _, place, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    return Score(right * (len(labels) / (len(counts) * counts[place])))
+
+
+class Scored(Protocol):
+    """A task, or its features."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def metric(self) -> str: ...
+
+
+def metric_values(protocol: str, task: Scored, scores: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, float]]:
+    """Yield ("PROTOCOL/NAME", the task's metric) and, with more than five classes, ("PROTOCOL/NAME/top5", ...).
+
+    Args:
+        protocol: its name.
+        task: determines the metric: top1, mean_per_class or map11.
+        scores: (N, C) float.
+        labels: (N,) int64; or (N, C) float32 of zeros and ones, NaN where neither counts.
+    """
+    if task.metric == "map11":
+        value = mean_average_precision_11(scores, labels == 1, ~np.isnan(labels), absent="left out")
+        yield f"{protocol}/{task.name}", value
+        return
+    yield f"{protocol}/{task.name}", accuracy(scores.argmax(axis=1) == labels, labels, task.metric)
+    if scores.shape[1] > 5:
+        yield f"{protocol}/{task.name}/top5", top_k_accuracy(scores, labels, 5)

@@ -22,9 +22,7 @@ from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.metrics import retrieval as rank
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
-from .features import Features
-from .score import Score, accuracy
-from .task import metric_values
+from .features import Features, Score, accuracy, metric_values
 
 K = 20
 TEMPERATURE = 0.07
@@ -46,9 +44,6 @@ def knn(
         k: number of neighbors.
         temperature: of the votes.
         vectors: "center", "half_whiten" or "whiten" fits `VectorTransform` on the training images, without labels.
-
-    Raises:
-        InvalidRequest: images with several labels.
     """
     _require_single_label(features, "knn")
     train, test = _transformed(features, vectors)
@@ -98,11 +93,7 @@ def quick_linear(features: Features) -> Iterator[tuple[str, float]]:
 def few_shot(
     features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int = SEEDS, vectors: Kind = "raw"
 ) -> Iterator[tuple[str, float]]:
-    """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) for each number of labels.
-
-    Raises:
-        InvalidRequest: images with several labels.
-    """
+    """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) per number of labels."""
     _require_single_label(features, "few_shot")
     train, test = (unit_rows(rows) for rows in _transformed(features, vectors))
     labels = features.train.labels, features.test.labels

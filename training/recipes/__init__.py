@@ -9,8 +9,7 @@ from nnclr_hub.errors import UnknownRecipe
 
 from .auto import AUTO
 from .imagenet import IMAGENET
-from .preset import Preset
-from .recipe import Recipe
+from .recipe import Preset, Recipe
 from .small import SMALL_SETS
 
 RECIPES: dict[str, Preset] = {"auto": AUTO, **SMALL_SETS, **IMAGENET}

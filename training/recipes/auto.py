@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .imagenet import BEST
-from .preset import Preset
-from .recipe import Recipe
+from .recipe import Preset, Recipe
 from .small import CIFAR10_RESNET18, SMALL, SMALL_CPU
 
 TINY = 40  # pixels of the short side up to which a stem for photographs loses nearly everything
@@ -211,7 +210,6 @@ def _from_encoder(now: Situation, start: Start) -> Recipe:
 
 
 def _prospects(start: Start, steps: int, batch: int, when: str) -> list[str]:
-    """Return sentences about what the planned steps are worth next to those of the encoder they start from."""
     seen = f"; {start.source} has seen at least {start.seen:,} images" if start.seen else ""
     sentences = [f"about {steps:,} steps of {batch} images {when}: {steps * batch:,} images at most{seen}."]
     if steps < HELPFUL_STEPS:
@@ -241,7 +239,6 @@ def _on_gpu(now: Situation) -> Recipe:
 
 
 def _epochs(images: int, batch: int, steps: int, most: int) -> float:
-    """Return the number of epochs with about `steps` steps: a whole number up to `most`, or a part of one epoch."""
     epochs = max(1, steps) * batch / max(images, batch)
     return min(most, int(epochs)) if epochs >= 1 else epochs
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .preset import Preset
-from .recipe import Recipe
+from .recipe import Preset, Recipe
 
 DATA = "--data IMAGENET --out RUN --gpus 8"
 HARDWARE = "8 GPUs of 80 GB, or one with --set chunk=512."

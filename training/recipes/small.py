@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .preset import Preset
-from .recipe import Recipe
+from .recipe import Preset, Recipe
 
 SMALL = Recipe(
     backbone="resnet18",

@@ -8,26 +8,24 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace as replace_fields
-from functools import wraps
 from itertools import islice
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes, translated
-from nnclr_hub.store.folder import filters, rows, schema, verify
+from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes
+from nnclr_hub.store.folder import rows, schema, verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.log import last_vector_change, read_changes
 from nnclr_hub.store.folder.resources import Resources
 from nnclr_hub.store.folder.rows import ONE_OF, Changes
-from nnclr_hub.store.folder.writer import Apply, Writer, closed_error
+from nnclr_hub.store.folder.writer import Apply, Writer
 from nnclr_hub.store.index.state import RowSet, State
 from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
@@ -39,20 +37,7 @@ POLL_SECONDS = 0.1  # between two looks at what another process writes
 MAX_TIES = 1024  # rows beyond the k-th that are looked at because they may have its score
 # whether the name that a write was addressed to means the same collection still; see `EmbeddedStore.write`
 IS_MEANT: ContextVar[Callable[[], bool]] = ContextVar("is_meant", default=lambda: True)
-LIFE_SECONDS = 0.2  # for which calls wait that must not wait for files, which take long to open if they are large
-P = ParamSpec("P")
 T = TypeVar("T")
-
-
-def _in_use(method: Callable[Concatenate[EmbeddedCollection, P], T]) -> Callable[Concatenate[EmbeddedCollection, P], T]:
-    """Make a method open the files if they are closed, and keep them open while it runs."""
-
-    @wraps(method)
-    def call(self: EmbeddedCollection, *arguments: P.args, **options: P.kwargs) -> T:
-        with self._using():
-            return method(self, *arguments, **options)
-
-    return call
 
 
 class EmbeddedCollection(Collection):
@@ -64,7 +49,6 @@ class EmbeddedCollection(Collection):
         lost: folder for stray files.
         settings: of the store.
         read_only: start no writer thread; the next call sees what another process has committed.
-        make_room: called before the files are opened, to close those of other collections.
     """
 
     def __init__(
@@ -75,24 +59,15 @@ class EmbeddedCollection(Collection):
         settings: StoreSettings,
         *,
         read_only: bool = False,
-        make_room: Callable[[], None] = lambda: None,
     ) -> None:
         self.name = name
-        self._path, self._lost, self._settings = path, lost, settings
-        self._read_only, self._make_room = read_only, make_room
-        self._life = threading.RLock()  # held while the files are opened or closed
-        self._users = 0  # calls that run now
-        self._suspended: Statistics | None = None
-        self._closed = self._dropped = False
-        self.last_used = time.monotonic()
+        self._path, self._lost, self._settings, self._read_only = path, lost, settings, read_only
+        self._life = threading.Lock()  # held while the files are opened or closed
+        self._closed = False
         self._pid = os.getpid()
-        self._files = self._opened()
+        self._files = Resources(path, lost, settings, read_only=read_only)
         self.spec = self._files.spec
         self.random_scores = RandomScores(self)
-
-    def _opened(self) -> Resources:
-        self._make_room()
-        return Resources(self._path, self._lost, self._settings, read_only=self._read_only)
 
     def __repr__(self) -> str:
         try:
@@ -104,7 +79,6 @@ class EmbeddedCollection(Collection):
 
     # ---- writing
 
-    @_in_use
     def upsert(self, items: Sequence[Item]) -> int:
         writer = self._writable()
         kept, metadata, vectors = checks.check_items(items, self.spec)
@@ -114,7 +88,6 @@ class EmbeddedCollection(Collection):
         )
         return writer.last.seq
 
-    @_in_use
     def delete(self, ids: Sequence[str] | None = None, *, where: Where | None = None) -> int:
         chosen = _choose(ids, where)
 
@@ -123,7 +96,6 @@ class EmbeddedCollection(Collection):
 
         return self._submit(apply, frees=True)
 
-    @_in_use
     def update_metadata(
         self,
         metadata: Mapping[str, Any],
@@ -136,7 +108,6 @@ class EmbeddedCollection(Collection):
         edit = edits.editor(metadata, replace=replace, keep=keep)
         return self._update(edit, ids, where, frees=not replace and edits.only_removes(metadata))
 
-    @_in_use
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         edit = edits.each_editor(metadata, expected=expected, keep=keep)
         frees = all(map(edits.only_removes, metadata.values()))
@@ -163,14 +134,12 @@ class EmbeddedCollection(Collection):
 
         return self._submit(apply, frees=frees)
 
-    @_in_use
     def change_indexed(self, keys: Sequence[str]) -> None:
         spec = replace_fields(self.spec, indexed=tuple(keys))
         schema.check_indexed(spec)
         self._writable().submit(lambda connection, _: schema.change_indexed(connection, spec))
         self.spec = self._files.spec = spec
 
-    @_in_use
     def hold_writes(self, work: Callable[[], T]) -> T:
         """Run work, which must not write here, while writes wait; they are done afterwards."""
 
@@ -187,7 +156,6 @@ class EmbeddedCollection(Collection):
 
     # ---- reading
 
-    @_in_use
     def get(self, ids: Sequence[str]) -> list[Item]:
         wanted = checks.check_ids(ids)
         with self._files.connections.reader() as connection:
@@ -195,23 +163,19 @@ class EmbeddedCollection(Collection):
         items = {item.id: item for item in rows.to_items(found, self.spec)}
         return [items[id] for id in wanted if id in items]
 
-    @_in_use
     def count(self, where: Where | None = None) -> int:
         group = parse(where)
         if group == EVERYTHING:
             return self._files.read(lambda connection, state: len(state.alive))
         return self._files.read(lambda connection, state: len(self._files.filters.passing(connection, state, group)))
 
-    @_in_use
     def facets(
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
     ) -> dict[str, facets.Facet]:
         wanted, group = facets.check_facets(keys, limit, bins), parse(where)
         with self._files.connections.reader() as connection:
-            counts = filters.count_facets(connection, group, wanted)
-        return {key: facets.facet(key, *counted, limit, bins) for key, counted in counts.items()}
+            return self._files.facets.of(connection, group, wanted, limit, bins)
 
-    @_in_use
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
@@ -225,7 +189,6 @@ class EmbeddedCollection(Collection):
             )
         return Page(items[:limit], items[limit - 1].id if len(items) > limit else None)
 
-    @_in_use
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = checks.check_queries(vectors, self.spec)
         checks.check_options(options)
@@ -271,7 +234,6 @@ class EmbeddedCollection(Collection):
             answers.append(sorted(matches, key=lambda match: (-match.score, match.id))[:k])
         return answers
 
-    @_in_use
     def random_vectors(self) -> RandomVectors:
         def read(connection: sqlite3.Connection, state: State) -> RandomVectors:
             changes = self.vector_changes()
@@ -281,7 +243,6 @@ class EmbeddedCollection(Collection):
 
         return self._files.read(read)
 
-    @_in_use
     def vector_changes(self) -> tuple[int, ...]:
         return self._files.states.added, self._files.states.deleted
 
@@ -289,11 +250,9 @@ class EmbeddedCollection(Collection):
     def basis(self) -> object:
         return self._files.states.latest.main.transform or self._files.states
 
-    @_in_use
     def compared(self, vectors: np.ndarray) -> np.ndarray:
         return self._files.states.latest.main.compared(vectors)
 
-    @_in_use
     def thumbnail(self, id: str) -> bytes | None:
         checks.check_name(id, "Item id")
         with self._files.connections.reader() as connection:
@@ -303,12 +262,11 @@ class EmbeddedCollection(Collection):
         return row[4]
 
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
-        with self._using(), self._files.connections.reader() as connection:
+        with self._files.connections.reader() as connection:
             everything = rows.read_rows(connection, "true ORDER BY id", [])
             while page := list(islice(everything, limit)):
                 yield rows.to_items(page, self.spec, thumbnails=thumbnails)
 
-    @_in_use
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
         until = time.monotonic() + wait
         while True:
@@ -324,7 +282,6 @@ class EmbeddedCollection(Collection):
 
     # ---- state and maintenance
 
-    @_in_use
     def info(self) -> CollectionInfo:
         def read(connection: sqlite3.Connection, state: State) -> CollectionInfo:
             count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], schema.last_seq(connection)
@@ -335,33 +292,20 @@ class EmbeddedCollection(Collection):
 
         return self._files.read(read)
 
-    def info_if_open(self) -> CollectionInfo | None:
-        """Return `info`, or None if the files are closed, which they stay, or are being opened or closed now."""
-        if not self._life.acquire(timeout=LIFE_SECONDS):
-            return None
-        try:
-            return None if self._closed or self._suspended is not None else self.info()
-        finally:
-            self._life.release()
-
     def statistics(self) -> Statistics:
-        return self._suspended or self._files.statistics()  # read once: another thread may open the files now
+        return self._files.statistics()
 
-    @_in_use
     def snapshot(self) -> None:
         self._writable()
         self._files.maintenance.snapshot()
 
-    @_in_use
     def compact(self, progress: Progress = lambda done, total: None) -> None:
         self._writable().refuse_failed()
         self._files.maintenance.compact(progress)
 
-    @_in_use
     def verify(self, progress: Progress = lambda done, total: None) -> VerifyReport:
         return verify.verify(self._files, self._path, progress)
 
-    @_in_use
     def repair(self, progress: Progress = lambda done, total: None) -> RepairReport:
         self._writable()
         removed, kept_in = verify.repair(self._files, self._path, self._lost, progress)
@@ -373,57 +317,9 @@ class EmbeddedCollection(Collection):
         """Save the index if enough has changed, and close the files; without `keep`, write nothing more."""
         check_process(self._pid)  # first: a thread that the fork has not copied may hold the lock for ever
         with self._life:
-            if self._closed:
-                return
-            self._closed, self._dropped = True, dropped
-            if self._suspended is None:
+            if not self._closed:
+                self._closed = True
                 self._files.close(keep=keep, dropped=dropped)
-
-    @property
-    def suspended(self) -> bool:
-        """Whether its files are closed until the next call."""
-        return self._suspended is not None
-
-    def suspend(self) -> bool:
-        """Close the files until the next call, unless a call runs now; return whether they are closed."""
-        check_process(self._pid)
-        if not self._life.acquire(blocking=False):
-            return False
-        try:
-            writer = self._files.writer
-            # after the disk failed, writes are refused until the process ends: files that are opened again allow them
-            if self._users or self._closed or self._files.maintenance.busy or (writer is not None and writer.failure):
-                return False
-            if self._suspended is None:
-                known = self.statistics()
-                try:
-                    with translated(self._path):
-                        self._files.close(keep=True, dropped=False)
-                finally:  # half closed files are of no use: the next call opens them again
-                    self._suspended = replace_fields(known, index="closed", index_bytes=0)
-            return True
-        finally:
-            self._life.release()
-
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        """Keep the files open during the block."""
-        check_process(self._pid)
-        with self._life:
-            if self._closed:
-                raise closed_error(self._dropped)
-            if self._files.writer is None and not self._read_only and free_bytes(self._path) > LOW_WATER:
-                self.suspend()  # the disk was full when the files were opened, and has space again
-            if self._suspended is not None:
-                self._files = self._opened()
-                self._suspended = None
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._life:
-                self._users -= 1
-                self.last_used = time.monotonic()
 
     def _submit(self, apply: Apply[T], *, frees: bool = False) -> T:
         is_meant = IS_MEANT.get()
@@ -436,6 +332,12 @@ class EmbeddedCollection(Collection):
         return self._writable().submit(run, frees=frees)
 
     def _writable(self) -> Writer:
+        with self._life:
+            if self._files.writer is None and not (self._read_only or self._closed):
+                if free_bytes(self._path) < LOW_WATER:
+                    raise self._files.refusal
+                full, self._files = self._files, Resources(self._path, self._lost, self._settings, read_only=False)
+                full.close(keep=False, dropped=False)  # the disk was full when it was opened, and has space again
         if self._files.writer is None:
             raise self._files.refusal
         return self._files.writer

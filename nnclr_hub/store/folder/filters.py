@@ -1,4 +1,4 @@
-"""Which rows pass a filter. SQLite answers; the answers of recent filters are kept up to date by the log of changes."""
+"""Which rows pass a filter, and facets. SQLite answers; answers of recent filters are kept up to date by the log."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from nnclr_hub.store.facets import Counts, count_values
+from nnclr_hub.store.facets import Counts, Facet, count_values, facet
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.rows import parse_metadata
+from nnclr_hub.store.folder.schema import last_seq
 from nnclr_hub.store.index.state import RowSet, State
 from nnclr_hub.store.where import ABSENT, Group, value_of
 
@@ -86,6 +88,28 @@ def _select(connection: sqlite3.Connection, group: Group, among: np.ndarray | No
         condition = f"rid IN ({','.join(map(str, among.tolist()))}) AND ({condition})"
     rows = connection.execute(f"SELECT rid FROM items WHERE {condition}", parameters)
     return np.sort(np.fromiter((row[0] for row in rows), np.int64))
+
+
+class Facets:
+    """Facets since the last commit, for calls that repeat. Safe to call from many threads."""
+
+    def __init__(self) -> None:
+        self._latest = -1, dict[Any, dict[str, Facet]]()  # the last change, and the facets of that state
+
+    def of(
+        self, connection: sqlite3.Connection, group: Group, keys: Sequence[str], limit: int, bins: int
+    ) -> dict[str, Facet]:
+        """Return the facets of the items that pass a filter, in a read transaction."""
+        name, seq = (group.name, *keys, limit, bins), last_seq(connection)
+        latest, known = self._latest
+        if latest != seq:
+            self._latest = seq, (known := {})
+        if (found := known.get(name)) is None:
+            counts = count_facets(connection, group, keys)
+            found = {key: facet(key, *counted, limit, bins) for key, counted in counts.items()}
+            if len(known) < KEPT:
+                known[name] = found
+        return found
 
 
 def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[str]) -> dict[str, tuple[int, Counts]]:

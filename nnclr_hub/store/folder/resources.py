@@ -24,7 +24,7 @@ from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.cancellation import cancellable_queries
 from nnclr_hub.store.disk import check_process, free_bytes, size_of_file, translated
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder.filters import Filters
+from nnclr_hub.store.folder.filters import Facets, Filters
 from nnclr_hub.store.folder.maintenance import Maintenance
 from nnclr_hub.store.folder.rows import all_rids, fetch_vectors
 from nnclr_hub.store.folder.schema import check_meta, connect, last_seq, read_spec
@@ -85,7 +85,7 @@ class Resources:
             self._connection.close()
             raise
         self.states = States(state)
-        self.filters = Filters()
+        self.filters, self.facets = Filters(), Facets()
         self.writer: Writer | None = None
         self.connections = Connections(path, settings.memory, self.spec.precision)
         reader, load = self.connections.reader, self._rebuild
@@ -107,7 +107,7 @@ class Resources:
             self.record.close()
             # code that still holds the closed collection need not hold its vectors
             self.states.replace(lambda _: State.of(-1, Main.empty(self.spec)))
-            self.filters = Filters()
+            self.filters, self.facets = Filters(), Facets()
 
     @property
     def state(self) -> str:

@@ -20,7 +20,7 @@ from typing import TypeVar
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreClosed, StoreError
 from nnclr_hub.store.base import Collection, VectorStore, is_alias, is_own_name
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.disk import fsync_folder, give_back, spare_files, take_lock, translated, write_id
+from nnclr_hub.store.disk import fsync_folder, give_back, take_lock, translated, write_id
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.catalog import CATALOG, LOST, has_collections, open_catalog
 from nnclr_hub.store.folder.collection import IS_MEANT, EmbeddedCollection
@@ -35,9 +35,6 @@ from nnclr_hub.store.sqlite import remove_files
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-FILES_EACH = 10  # open files of a collection that few threads use
-SPARE = 3  # so many collections' files that other code may open at the same time
-MIN_OPEN = 2  # collections that may be open even if that is too many files
 
 
 class EmbeddedStore(VectorStore):
@@ -131,9 +128,7 @@ class EmbeddedStore(VectorStore):
                         continue
                     if (collection := self._open.get(key)) is None:
                         files = self._path(key), self.folder / LOST, self._settings
-                        collection = EmbeddedCollection(
-                            own, *files, read_only=self.read_only, make_room=self._make_room
-                        )
+                        collection = EmbeddedCollection(own, *files, read_only=self.read_only)
                         self._open[key] = collection
             if self.read_only:
                 collection.name = own  # another process may have renamed it
@@ -180,7 +175,7 @@ class EmbeddedStore(VectorStore):
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name.
 
-        A collection that is not open stays closed; its index is "closed". One that cannot be read does not hide the
+        A collection that is not open yet stays closed; its index is "closed". One that cannot be read does not hide the
         others: its state is "damaged: ...", and its spec may be the one that it was created with.
         """
         infos = [self._info(name, key) for name, key in self.names().items()]
@@ -191,8 +186,8 @@ class EmbeddedStore(VectorStore):
         spec = None
         try:
             opened = self._open.get(key)
-            if opened is not None and (info := opened.info_if_open()) is not None:
-                return replace(info, name=name)  # another process may have renamed it
+            if opened is not None:
+                return replace(opened.info(), name=name)  # another process may have renamed it
             path = self._path(key)
             with closing(connect(path, read_only=True)) as connection, translated(path):
                 spec = read_spec(connection)
@@ -214,11 +209,10 @@ class EmbeddedStore(VectorStore):
     def statistics(self) -> dict[str, Statistics]:
         found = {}
         for collection in list(self._open.values()):
-            if not collection.suspended:
-                try:
-                    found[collection.name] = collection.statistics()
-                except StoreError as error:  # the others are not hidden
-                    log.warning("collection %s has no statistics (%s)", collection.name, error)
+            try:
+                found[collection.name] = collection.statistics()
+            except StoreError as error:  # the others are not hidden
+                log.warning("collection %s has no statistics (%s)", collection.name, error)
         return found
 
     def salvage(self, name: str, progress: Progress = lambda done, total: None) -> SalvageReport:
@@ -329,26 +323,6 @@ class EmbeddedStore(VectorStore):
         if row[0] != name and not aliases:
             raise is_alias(name, row[0])
         return row
-
-    def _make_room(self) -> None:
-        """Close the files of the least recently used collections if there are too many, or their indexes too large.
-
-        The next call of such a collection opens them again.
-        """
-        used = [collection for collection in list(self._open.values()) if not collection.suspended]
-        used.sort(key=lambda collection: collection.last_used)
-        sizes = [collection.statistics().index_bytes for collection in used]
-        most = max(MIN_OPEN, spare_files() // FILES_EACH + len(used) - SPARE)
-        left, total = len(used), sum(sizes)
-        for collection, size in zip(used, sizes, strict=True):
-            if left < most and total <= self._settings.total_memory:
-                return
-            left -= 1
-            try:
-                if collection.suspend():
-                    total -= size
-            except StoreError as error:
-                log.warning("collection %s was not closed cleanly (%s)", collection.name, error)
 
     def _opening(self, key: str) -> threading.Lock:
         """Return the lock to hold while a collection is opened or removed; others can be opened at the same time."""

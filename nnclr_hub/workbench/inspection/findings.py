@@ -43,10 +43,11 @@ from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.where import check_key
-from nnclr_hub.workbench.inspection.subject import Report, Subject, collection_subject
+from nnclr_hub.table_rows import LabelTable
+from nnclr_hub.workbench.bench import Report
+from nnclr_hub.workbench.inspection.subject import Parts, Subject, collection_subject
 from nnclr_hub.workbench.inspections import INSPECTION, LABEL_NEXT, MAX_LABEL_NEXT, KeptInspection, keep_inspection
-from nnclr_hub.workbench.portion import portion
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,9 @@ FENCE = 1.5  # interquartile ranges above the upper quartile: an outlier by Tuke
 JSON_FILE = "findings.json"
 # steps of an inspection, with their shares of its time: a bar that only grows, and a rate that means something
 STEPS = {"reading": (0, 0.1), "comparing": (0.1, 0.5), "checking labels": (0.5, 0.7), "arranging": (0.7, 1)}
+# what clients of a server see of the steps
+PHASES = {"reading": "Reading the images", "comparing": "Looking for copies"}
+PHASES |= {"checking labels": "Checking the labels", "arranging": "Arranging the map"}
 FIELDS = ("seq", "cluster", "outlier", "odd", "duplicates", "leak", "suspect", "proposed", "predicted")
 FIELDS += ("problems", "next")
 AT_ONCE = 5000  # items of one change
@@ -245,25 +249,31 @@ class InspectionRequest(Request):
         False,
     )
     label_next: int = option("number of items to label next, at most", LABEL_NEXT, ge=1, le=MAX_LABEL_NEXT)
+    labels: LabelTable | None = option("table of labels, used instead of the field", None, hidden=True)
+    parts: Parts = option("what leaks are searched between", "splits", hidden=True)
 
     def validate(self) -> None:
-        """Raise InvalidFilter for an invalid key."""
+        """Raise InvalidFilter for an invalid key, or InvalidRequest."""
         super().validate()
         check_key(self.field)
+        if self.parts not in ("splits", "folders"):
+            raise InvalidRequest(f"parts must be splits or folders, got {self.parts!r:.80}.")
 
 
 @task("inspection", InspectionRequest, path="/collections/{collection}/inspections")
-def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> KeptInspection:
+def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> dict[str, Any]:
     """Inspect a collection, and keep the inspection with the store at the end of the task."""
     collection = bench.collection(request.collection)
     share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest
     finding = portion(context.progress, 0, share)
-    kept = inspect_collection(collection, request.field, label_next=request.label_next, progress=finding)
+    options = {"label_next": request.label_next, "progress": finding, "begin": context.begin}
+    kept = inspect_collection(collection, request.field, **options)
     if request.write_fields:
+        context.begin("Writing the findings")
         update = partial(bench.update_each, collection.name)
         kept = write_fields(collection, kept, update, progress=portion(context.progress, share, 1))
     context.at_end(partial(keep_inspection, kept=kept))
-    return kept
+    return kept.as_json()
 
 
 def inspect_collection(
@@ -272,15 +282,18 @@ def inspect_collection(
     *,
     label_next: int = LABEL_NEXT,
     progress: Progress = lambda done, total: None,
+    begin: Callable[[str], object] = lambda phase: None,
 ) -> KeptInspection:
     """Inspect a collection as `nnclr inspect` does; see `inspect_subject`.
 
     Args:
         field: metadata key of the label.
         progress: called with (done, total) of all steps together, by their usual time.
+        begin: called with the name of each step.
     """
 
     def report(title: str) -> Progress:
+        begin(PHASES[title])
         return portion(progress, *STEPS[title])
 
     return inspect_subject(collection_subject(collection, field=field, report=report), label_next, report=report)
