@@ -500,7 +500,8 @@ def predict_files(
     """Return id and path (which are equal) of the readable images, their prediction, and the others with the reason."""
     probe.require(encoder.fingerprint)
     vectors, read, broken = _read_vectors(encoder, paths, progress)
-    return [(str(paths[i]),) * 2 for i in read], probe.predict(vectors, fingerprint=encoder.fingerprint), broken
+    names = [str(paths[i]) for i in read]
+    return list(zip(names, names, strict=True)), probe.predict(vectors, fingerprint=encoder.fingerprint), broken
 
 
 def predict_collection(

@@ -308,7 +308,7 @@ from nnclr_hub.workbench.tasks import Task
 from serving.jobs import Jobs
 from serving.telemetry import Metrics
 sys.path.insert(0, sys.argv[2] + "/tests")
-from job_worlds import Made, WorkRequest
+from job_worlds import WorkRequest
 import serving.jobs as module
 module.MAX_ATTEMPTS = 1000
 
@@ -320,7 +320,7 @@ def run(bench, request, context):
         there = records.get("made", request.name)
         records.put(Record("made", request.name, {"times": (there.content["times"] if there else 0) + 1}))
     context.at_end(commit)
-    return Made(request.name)
+    return {"name": request.name}
 
 with open_store(sys.argv[1]) as store:
     tasks = {name: Task(name, WorkRequest, "/x", False, run) for name in "ab"}
