@@ -197,7 +197,7 @@ def limit_memory(monkeypatch, images: int, error: Exception | None = None) -> No
 
 def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
     limit_memory(monkeypatch, 5)
-    with pytest.raises(OutOfMemory, match=r"batch_size=4.*chunk=4"):
+    with pytest.raises(OutOfMemory, match=r"; 4 fit\. Use .*batch_size=4.*chunk=4"):
         run(photos, tmp_path / "run")
     limit_memory(monkeypatch, 1)
     with pytest.raises(OutOfMemory, match="2 images do not fit"):
