@@ -15,15 +15,13 @@ FOLDER = Path(__file__).parents[1] / "nnclr_hub" / "client"
 TARGET = FOLDER / "async_client.pyi"
 # module: the classes whose methods are awaited, by the name of their asynchronous form
 CLASSES = {
-    "collection": {"RemoteCollection": "AsyncCollection"},
-    "store": {"RemoteCollections": "AsyncCollections", "RemoteAliases": "AsyncAliases"},
+    "remote": {"RemoteCollection": "AsyncCollection", "RemoteStore": "AsyncStore"},
     "probes": {"RemoteProbes": "AsyncProbes"},
     "jobs": {"RemoteJobs": "AsyncJobs"},
     "client": {"Client": "AsyncClient"},
 }
 CLIENT = """
-    collections: AsyncCollections
-    aliases: AsyncAliases
+    store: AsyncStore
     probes: AsyncProbes
     jobs: AsyncJobs
 

@@ -237,7 +237,7 @@ def serve(url: str, collection: str | None, port: int, host: str, runs: Path | N
     client = Client(url, os.environ.get("NNCLR_API_KEY"))
     client.ready(wait=START_S)
     if collection is None:
-        collection = max(client.collections.list(), key=lambda info: info.count).name
+        collection = max(client.store.list(), key=lambda info: info.count).name
     page = build(Demo(client, collection, runs)).queue(default_concurrency_limit=2, max_size=64)
     theme = gr.themes.Default(primary_hue="orange", neutral_hue="slate")
     served = gr.mount_gradio_app(

@@ -21,7 +21,7 @@ from nnclr_hub.hub.layout import read_config
 from nnclr_hub.hub.sources import recorded_source, resolve
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Collection, Item, VectorStore
-from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench import Encoders, FolderRequest, Workbench
 from nnclr_hub.workbench.privacy import INDEXED
 
 from .gallery import photo_crops
@@ -114,7 +114,9 @@ def write_space(
         if collection is None:
             with tempfile.TemporaryDirectory(prefix="nnclr_space_") as made, open_store(made) as source:
                 crops = photo_crops(Path(made) / "images")
-                Workbench(Encoders(STARTER, device="cpu"), source).index_folder(COLLECTION, crops, model=STARTER)
+                Workbench(Encoders(STARTER, device="cpu"), source).index_folder(
+                    COLLECTION, FolderRequest(crops, model=STARTER)
+                )
                 _write_parts(folder, source, source.get(COLLECTION), STARTER)
         else:
             with open_store(store, read_only=True) as source:

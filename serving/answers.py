@@ -140,20 +140,13 @@ def wanted(request: Request, *kinds: str) -> str:
 
 @lru_cache(64)  # clients send few different headers
 def _preferred(accept: str, kinds: tuple[str, ...]) -> str:
-    """Return the preferred media type.
-
-    An exact type has precedence over `type/*`, and that over `*/*` (RFC 9110, section 12.5.1). Of equal qualities, the
-    first named type wins, then JSON.
-    """
-    ranges: dict[str, float] = {}
+    """Return the type of the highest quality that the header names, the first of equals. Wildcards mean JSON."""
+    best, quality = JSON, 0.0
     for part in accept.lower().split(","):
         name, *parameters = (piece.strip() for piece in part.split(";"))
         text = next((one[2:] for one in parameters if one.startswith("q=")), "1")
-        ranges.setdefault(name, float(text) if re.fullmatch(r"0(\.\d*)?|1(\.0*)?", text) else 1.0)
-    order = [*(name for name in ranges if name in kinds or name == JSON), JSON, *kinds]
-
-    def quality(kind: str) -> float:
-        return next((ranges[one] for one in (kind, f"{kind.partition('/')[0]}/*", "*/*") if one in ranges), 0.0)
-
-    best = max(order, key=quality)  # the first of equals
-    return best if quality(best) > 0 else JSON
+        found = float(text) if re.fullmatch(r"0(\.\d*)?|1(\.0*)?", text) else 1.0
+        name = JSON if name in ("*/*", "application/*") else name
+        if name in (JSON, *kinds) and found > quality:
+            best, quality = name, found
+    return best

@@ -32,13 +32,14 @@ import numpy as np
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.errors import ImageError, InvalidRequest, NotReady, RequestTooLarge
+from nnclr_hub.encoder.preprocessing import EvalTransform
+from nnclr_hub.errors import ImageError, InvalidRequest, NotReady, Overloaded, RequestTooLarge
 from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench.privacy import public_name
 
-from .limits import Admission
+from .limits import Admission, loading
 from .settings import Settings
-from .stages import DecodeWorkers, Device, ImageTask, Request, size_of
+from .stages import DecodeWorkers, Device, ImageTask, Request, Result, size_of
 from .telemetry import Metrics, current, measured
 
 if TYPE_CHECKING:  # they import torch, which a server needs for its first map only
@@ -49,7 +50,11 @@ MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # of all originals of an attention query, whi
 
 
 class Engine:
-    """One encoder with its threads; see the module.
+    """One encoder with its threads; an `Embedder` for the workbench.
+
+    source, name: what it was loaded from; with the reading of images, if that is not the usual one.
+    config: the model folder's config.json, if there is one.
+    own_transform: whether a function of the user prepares its input, which `preprocessing` does not describe.
 
     Args:
         encoder: embeds in the engine's threads.
@@ -57,14 +62,93 @@ class Engine:
         metrics: receives counts and times.
     """
 
-    def __init__(self, encoder: Encoder, settings: Settings, metrics: Metrics | None = None) -> None:
+    def __init__(self, encoder: Encoder, settings: Settings, metrics: Metrics | None = None, source: str = "") -> None:
         self.encoder = encoder
         self.metrics = metrics or Metrics()
+        self.source = source or encoder.name
+        self.name = encoder.reading.within(self.source)
+        self.config, self.reading = encoder.config, encoder.reading
+        self.preprocessing = encoder.transform.preprocessing
+        self.own_transform = not isinstance(encoder.transform, EvalTransform)
+        self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
         self._settings = settings
         self._building = asyncio.Lock()
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
         self._device = Device(encoder, settings, lambda: self.in_work, self.metrics, self._test)
         self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
+
+    def embed_each(self, images: Iterable[ImageLike]) -> list[Result]:
+        """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
+
+        For jobs: it blocks the thread, and leaves half of the engine to requests; see `Admission.enter`.
+        """
+        return self.run(images, background=True)
+
+    async def embed_each_async(self, given: Sequence[ImageLike | ImageError]) -> list[Result]:
+        """Return what `embed_each` does, for requests. Cancelling it drops the images that have not started.
+
+        Images that could not be received are ImageErrors already, and stay so. More than a request's usual number of
+        images go through the engine in parts, two at a time. The first part is refused if the server is overloaded; the
+        others wait for permits until the deadline.
+        """
+        settings, images = self._settings, [one for one in given if not isinstance(one, ImageError)]
+        # two parts run at a time, and a part of the whole capacity would be refused while another image is in progress
+        part = min(settings.max_images, max(1, settings.capacity // 2))
+        if len(images) <= part:
+            results = await self.run_async(images)
+        else:
+            results = await self._run_in_parts([images[i : i + part] for i in range(0, len(images), part)])
+        left = iter(results)
+        return [one if isinstance(one, ImageError) else next(left) for one in given]
+
+    async def _run_in_parts(self, parts: Sequence[Sequence[ImageLike]]) -> list[Result]:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.deadline_s
+        slots = asyncio.Semaphore(2)  # while the device runs one part, the next one is decoded
+
+        async def run(number: int) -> list[Result]:
+            async with slots:
+                while True:
+                    left = max(0.001, deadline - loop.time())
+                    try:
+                        return await self.run_async(parts[number], deadline_s=left)
+                    except Overloaded as error:
+                        if number == 0 or left <= error.retry_after:
+                            raise
+                        await asyncio.sleep(error.retry_after)
+
+        tasks = [asyncio.create_task(run(number)) for number in range(len(parts))]
+        try:
+            return [result for task in tasks for result in await task]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def load_attention_async(self) -> int | None:
+        """Build the network that attention needs, once; the first call takes seconds, because it may import torch.
+
+        Returns:
+            Number of attention heads that `head` selects from; None for networks without them.
+        """
+        async with self._building:  # the others wait here, and not in a thread each
+            with loading():
+                await asyncio.to_thread(lambda: self.encoder.attention_extractor)
+        return self.encoder.heads
+
+    async def attention_maps_async(
+        self,
+        settings: AttentionSettings,
+        image: ImageLike,
+        targets: Sequence[ImageLike] = (),
+        *,
+        deadline_s: float | None = None,
+    ) -> list[AttentionMap]:
+        """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
+        extractor, max_side = self.encoder.attention_extractor, self._settings.attention_side
+        query = await asyncio.to_thread(AttentionQuery, extractor, max_side, settings, image, targets)
+        results = await self.run_async(query.images, query.task, deadline_s=deadline_s)
+        return await asyncio.to_thread(query.maps, results)
 
     def run(
         self,
@@ -119,11 +203,6 @@ class Engine:
                 timer.cancel()
                 request.cancel()
                 _add_timings(request)
-
-    async def build_async(self) -> None:
-        """Build what attention needs in addition, once; the first call takes seconds, because it may import torch."""
-        async with self._building:  # the others wait here, and not in a thread each
-            await asyncio.to_thread(lambda: self.encoder.attention_extractor)
 
     @property
     def fault(self) -> str | None:

@@ -547,7 +547,7 @@ class Jobs:
         except Cancelled:
             self._wait_for_disk(lambda: self._end(active, "cancelled"))
         else:
-            changes = {"result": result.as_json(), "done": active.job.total}
+            changes = {"result": result, "done": active.job.total}
             self._wait_for_disk(lambda: self._end(active, "done", *context.writes, **changes))
 
     def _fail(self, active: ActiveJob, error: Exception) -> None:
@@ -621,20 +621,12 @@ class PatientModels:
         """See `Models.get`; ModelFilesMissing is raised for a Python file that the server was not started with."""
         if source and split_reading(source)[0] != split_reading(self.default)[0]:
             source = recorded_source(source, "this job")
-        return cast(Embedder, self._patient(lambda: self._models.get(source)))
+        return cast(Embedder, PatientEmbedder(self._models.get(source), self._wait))
 
     def by_fingerprint(self, fingerprint: str) -> Embedder | None:
         """See `Models.by_fingerprint`."""
-        return self._patient(lambda: self._models.by_fingerprint(fingerprint))
-
-    def _patient(self, get: Callable[[], Embedder | None]) -> Embedder | None:
-        while True:
-            try:
-                found = get()
-            except Overloaded as error:  # the memory for models is full of models that are in use
-                self._wait(min(error.retry_after, MAX_WAIT_S))
-            else:
-                return None if found is None else cast(Embedder, PatientEmbedder(found, self._wait))
+        found = self._models.by_fingerprint(fingerprint)
+        return None if found is None else cast(Embedder, PatientEmbedder(found, self._wait))
 
 
 class PatientEmbedder:

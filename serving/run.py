@@ -97,10 +97,44 @@ class RequestParser:
             self._parser.feed_data(b"\r\n".join([*head, b"", b""]))
 
 
+class JoinedWrites:
+    """A transport that sends the head of a response together with the first part of its body.
+
+    A system call for each costs more than encoding a small answer.
+    """
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._head = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1.1 "):
+            self._head = data
+            asyncio.get_running_loop().call_soon(self.flush)  # unless a part of the body comes first
+            return
+        self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._head:
+            self.write(b"")
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with this parser. Limits on sockets, heads and slow clients are the reverse proxy's."""
+    """uvicorn's protocol with these two. Limits on sockets, heads and slow clients are the reverse proxy's."""
 
     _in_body = False
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(cast(Any, JoinedWrites(transport)))
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -53,9 +53,6 @@ class Settings(BaseSettings):
         0.0, ge=0, description="seconds between SIGTERM, when /readyz answers 503, and the end of listening"
     )
     stall_s: float = Field(60.0, gt=0, description="seconds before an unresponsive device thread is replaced")
-    model_memory: int | None = Field(
-        None, ge=1, description="memory for model weights in bytes, or like 4GB; idle models are unloaded above that"
-    )
     attention_side: int = Field(1024, ge=224, description="maximum long side in pixels of images for attention maps")
     max_images: int = Field(128, ge=1, description="images per request")
     max_bytes: int = Field(20_000_000, ge=1, description="bytes of a request body")
@@ -94,7 +91,7 @@ class Settings(BaseSettings):
     backup_to: str | None = Field(None, description="folder or address for the backups that clients may start")
     runs: Path | None = Field(None, description="folder of pretraining runs whose reports are served")
 
-    @field_validator("model_memory", "decode_memory", "originals_bytes", mode="before")
+    @field_validator("decode_memory", "originals_bytes", mode="before")
     @classmethod
     def _bytes(cls, value: Any) -> Any:
         """Parse sizes such as 4GB; pydantic reports other text."""

@@ -189,8 +189,6 @@ class Metrics:
             "nnclr_device_restarts", "Device threads that died or stalled and were replaced.", ("model",)
         )
         self.models_loaded = gauge("nnclr_models_loaded", "Models in memory.")
-        self.model_bytes = gauge("nnclr_model_bytes", "Memory of the models' weights.")
-        self.evictions = counter("nnclr_model_evictions", "Models unloaded to make space for others.")
         self.jobs = counter("nnclr_jobs", "Ended jobs by outcome: done, failed, cancelled.", ("kind", "outcome"))
         self.jobs_active = gauge("nnclr_jobs_active", "Jobs that wait or run.")
         # finding the labels that occurred takes longer than counting

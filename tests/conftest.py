@@ -131,6 +131,7 @@ def make_model(tmp_path_factory) -> Callable[..., Path]:
             preprocessing=Preprocessing(input_size),
             provenance={"metrics": {"knn20/made_up": 0.5}, "license": "apache-2.0", "data": "none"},
             dtype=dtype,
+            graph=False,
         )
 
     return make

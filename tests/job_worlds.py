@@ -29,16 +29,6 @@ class WorkRequest(Request):
     path: str = option("the uploaded file", "", hidden=True)
 
 
-@dataclass(frozen=True)
-class Made:
-    """The result of a Work."""
-
-    made: str
-
-    def as_json(self) -> dict[str, Any]:
-        return {"made": self.made}
-
-
 class Work:
     """A task whose steps the test allows one by one."""
 
@@ -49,7 +39,7 @@ class Work:
         self.secrets: list[str] = []
         self.states: list[Mapping[str, Any]] = []
 
-    def run(self, bench: Workbench, request: WorkRequest, context: TaskContext) -> Made:
+    def run(self, bench: Workbench, request: WorkRequest, context: TaskContext) -> dict[str, Any]:
         try:
             context.raise_if_cancelled()
             self.begun.append(request.name)
@@ -69,7 +59,7 @@ class Work:
         if request.breaks:
             raise ZeroDivisionError
         context.at_end(lambda records: records.put(Record("made", request.name, {})))
-        return Made(request.name)
+        return {"made": request.name}
 
     def clean(self, name: str) -> None:
         self.cleaned.append(name)

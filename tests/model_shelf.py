@@ -15,7 +15,6 @@ class Shelf:
 
     def __init__(self, **weights: int) -> None:
         self.weights = weights
-        self.files: dict[str, int] = {}
         self.fingerprints: dict[str, str] = {}
         self.loads: list[str] = []
         self.loading = lambda: None
@@ -32,10 +31,6 @@ class Shelf:
         fingerprint = self.fingerprints.get(source, source[0])
         self.made[source] = FakeEncoder(name=source, fingerprint=fingerprint, weights=self.weights[source])
         return self.made[source]
-
-    def weigh(self, source: str) -> int:
-        """Return the size of the file; most tests have none."""
-        return self.files.get(source, 0)
 
 
 def sample(engines: Engines, name: str) -> float | None:

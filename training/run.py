@@ -258,6 +258,7 @@ def export_encoder(run: Run, about: Mapping[str, Any]) -> None:
             **about,
             **({"verdict": run.verdict.record} if run.verdict else {}),
         },
+        graph=False,
     )
 
 

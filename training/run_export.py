@@ -67,7 +67,7 @@ def export(
     provenance: Mapping[str, Any] | None = None,
     force_license: bool = False,
     force: bool = False,
-    graph: bool = False,
+    graph: bool | None = None,
     device: str | None = None,
     console: Console | None = None,
 ) -> Exported:
@@ -103,7 +103,9 @@ def export(
     about |= provenance or {}
     parts["force_license"] = force_license
     with tempfile.TemporaryDirectory() as folder_to_measure:
-        written = export_run(source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, **parts)
+        written = export_run(
+            source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, graph=False, **parts
+        )
         most = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))
         measured, sets = _measure(written, data, most, device, console)
         digests = {one.name: one.images for one in sets}

@@ -17,7 +17,7 @@ export function encoderCard(name, canWrite) {
   const compare = button('similar', 'Compare encoders', async () => {
     compare.disabled = true;
     try {
-      const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field: fieldOf(name)}, noted: true});
+      const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field: await fieldOf(name)}, noted: true});
       await bar.follow(id);
       await draw();
     } finally {

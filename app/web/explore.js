@@ -26,11 +26,11 @@ const PREVIEWS = 'previews'; // small copies of own query images, by their vecto
  * @returns {Promise<{leave: () => void, go: (address: URLSearchParams) => void}>}
  */
 export async function showExplore(main, name, address, session) {
-  const info = await rest('GET', path(name));
+  const [info, keys] = await Promise.all([rest('GET', path(name)), rest('GET', path(name, 'label-keys'))]);
   document.title = `${name} · nnclr_hub`;
-  const explorer = new Explorer(info);
+  const explorer = new Explorer(info, keys.field);
   const bar = new QueryBar(explorer), facets = new FacetList(explorer);
-  const labels = session.canWrite ? new Labels(explorer) : null, viewer = new ItemViewer(explorer, bar, labels);
+  const labels = session.canWrite ? new Labels(explorer, keys.labels) : null, viewer = new ItemViewer(explorer, bar, labels);
   bar.show = example => viewer.openExample(example);
   const selection = new SelectionBar(explorer, session, labels), grid = new ImageGrid(explorer, viewer, labels);
   const map = new ItemMap(explorer, session.canWrite), view = new ViewMenu(explorer, grid, labels !== null);

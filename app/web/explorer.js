@@ -24,20 +24,20 @@ export const MAX_MATCHES = 1000;
 const MAX_IDS = 100_000; // of a filter
 const NONE = 'none'; // group of the images without a value
 
-/** The metadata key of the labels of a collection. @param {string} name */
-export function fieldOf(name) {
-  return localStorage.getItem(`field ${name}`) ?? 'label';
+/** The metadata key of the labels of a collection. @param {string} name @returns {Promise<string>} */
+export async function fieldOf(name) {
+  return (await rest('GET', path(name, 'label-keys'))).field;
 }
 
 export class Explorer extends EventTarget {
-  /** @param {import('./api.js').Collection} info of the collection, as REST describes it */
-  constructor(info) {
+  /** @param {import('./api.js').Collection} info @param {string} field the metadata key of the labels */
+  constructor(info, field) {
     super();
     this.info = info;
     this.name = info.name;
     this.rows = new Rows(info.name);
     /** The metadata key of the labels. */
-    this.field = fieldOf(info.name);
+    this.field = field;
     /** @type {import('./filters.js').Filters} */
     this.filters = new Map();
     /** A filter as JSON of REST. @type {any} */

@@ -37,7 +37,7 @@ export async function running(name) {
 
 /** Inspect a collection, and write the findings into the metadata. @param {string} name @param {ReturnType<import('./jobs.js').jobBar>} bar */
 export async function inspect(name, bar) {
-  return bar.follow(await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field: fieldOf(name), write_fields: true}, noted: true})).id);
+  return bar.follow(await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field: await fieldOf(name), write_fields: true}, noted: true})).id);
 }
 
 /**

@@ -1,20 +1,30 @@
 // Labels of a metadata key, and the keys 1 to 9 that give them.
-import {path, rest} from './api.js';
-import {button, count, make, openDialog} from './dom.js';
+import {ApiError, path, rest} from './api.js';
+import {button, count, make, openDialog, sayError} from './dom.js';
 import {write} from './edits.js';
 
 const KEYS = 9;
 const MAX_COLUMNS = 64; // of a table, in one request
 
+/** Tells the other tabs of this browser that the labels of keys have changed. */
+const channel = new BroadcastChannel('label keys');
+
 export class Labels extends EventTarget {
-  /** Events: `keys`. @param {import('./explorer.js').Explorer} explorer */
-  constructor(explorer) {
+  /** Events: `keys`. @param {import('./explorer.js').Explorer} explorer @param {any[]} keys the labels of the keys, as the server has them */
+  constructor(explorer, keys) {
     super();
     this.explorer = explorer;
+    /** The label of each key from 1 to 9, or null. A label keeps its key, for everybody. @type {any[]} */
+    this.keys = padded(keys);
+    /** The same as the server has them. */
+    this.saved = keys;
+    this.saving = Promise.resolve();
     /** The metadata key whose keys were assigned since the page was loaded. */
     this.assigned = '';
     explorer.addEventListener('rows', () => this._assign());
-    addEventListener('storage', event => { if (event.key === this._stored) this.dispatchEvent(new Event('keys')); }, {signal: explorer.closing});
+    const reload = () => { this.saving = this.saving.then(() => this._load()).catch(() => {}); };
+    channel.addEventListener('message', reload, {signal: explorer.closing});
+    addEventListener('focus', reload, {signal: explorer.closing});
   }
 
   /** The metadata key that is written. */
@@ -27,31 +37,43 @@ export class Labels extends EventTarget {
     return localStorage.getItem('advance') !== 'no';
   }
 
-  get _stored() {
-    return `keys ${this.explorer.name} ${this.field}`;
-  }
-
   /** Labels that exist, the most frequent first. @returns {any[]} */
   get known() {
     return this.explorer.rows.column(this.field).values;
   }
 
-  /** The label of each key from 1 to 9, or null. A label keeps its key, in every tab. @returns {any[]} */
-  get keys() {
-    const kept = JSON.parse(localStorage.getItem(this._stored) ?? '[]');
-    return Array.from({length: KEYS}, (_, place) => kept[place] ?? null);
+  /** Read the labels of the keys again: somebody else may have changed them. */
+  async _load() {
+    const {field} = this, {labels} = await rest('GET', path(this.explorer.name, 'label-keys'), {query: {field}});
+    if (field !== this.field) return;
+    this.saved = labels;
+    this.keys = padded(labels);
+    this.dispatchEvent(new Event('keys'));
   }
 
-  /** @param {any[]} keys */
-  set keys(keys) {
-    localStorage.setItem(this._stored, JSON.stringify(keys));
+  /** Change the labels of the keys, for everybody. @param {any[]} keys */
+  setKeys(keys) {
+    const {field, explorer: {name}} = this;
+    this.keys = keys;
     this.dispatchEvent(new Event('keys'));
+    this.saving = this.saving.then(async () => {
+      if (field !== this.field) return;
+      try {
+        await rest('PUT', path(name, 'label-keys'), {json: {field, labels: keys, expected: this.saved}});
+        this.saved = keys;
+        channel.postMessage(name);
+      } catch (error) {
+        if (!(error instanceof ApiError) || error.code !== 'metadata_conflict') throw error;
+        await this._load();
+        this._assign();
+      }
+    }).catch(sayError);
   }
 
   /** Give labels without a key the free keys. Only when a page is opened, keys of labels that no image has become free. */
   _assign() {
     if (!this.explorer.rows.complete) return;
-    const {known, keys} = this, before = JSON.stringify(keys);
+    const {known} = this, keys = [...this.keys], before = JSON.stringify(keys);
     if (this.assigned !== this.field) for (const [place, label] of keys.entries()) if (!known.includes(label)) keys[place] = null;
     this.assigned = this.field;
     for (const label of known) {
@@ -59,16 +81,16 @@ export class Labels extends EventTarget {
       if (free < 0) break;
       if (!keys.includes(label)) keys[free] = label;
     }
-    if (JSON.stringify(keys) !== before) this.keys = keys;
+    if (JSON.stringify(keys) !== before) this.setKeys(keys);
   }
 
   /** @param {string} field */
-  _setField(field) {
+  async _setField(field) {
     this.explorer.field = field;
-    localStorage.setItem(`field ${this.explorer.name}`, field);
-    this._assign();
     this.explorer.emit('rows'); // the tiles show other labels
-    this.dispatchEvent(new Event('keys'));
+    await this._load();
+    this._assign();
+    this.setKeys(this.keys); // also without another label: the field is kept
   }
 
   /** The label that a text means: an existing one that reads so, else one of the type that all have. @param {string} text */
@@ -90,7 +112,7 @@ export class Labels extends EventTarget {
   ask(rows) {
     const names = make('datalist', {id: 'known-labels'}, ...this.known.slice(0, 200).map(label => make('option', {value: label})));
     const input = make('input', {list: 'known-labels', 'aria-label': 'Label', placeholder: 'label', maxlength: 200});
-    const field = make('input', {value: this.field, maxlength: 100, onchange: () => { this._setField(field.value.trim() || 'label'); drawKeys(); preview(); }});
+    const field = make('input', {value: this.field, maxlength: 100, onchange: async () => { await this._setField(field.value.trim() || 'label'); drawKeys(); preview(); }});
     const table = make('input', {type: 'file', accept: '.csv,.tsv,.txt,text/csv', onchange: () => preview()});
     const columns = ['id or path', 'label or labels'].map(placeholder => make('input', {placeholder, onchange: () => preview()}));
     const found = make('div', {class: 'stack', role: 'status'});
@@ -114,7 +136,7 @@ export class Labels extends EventTarget {
       own.replaceChildren(...this.keys.map((label, place) => {
         const text = make('input', {value: label ?? '', list: 'known-labels', maxlength: 200, onchange: () => {
           const chosen = text.value.trim() ? this.parse(text.value.trim()) : null;
-          this.keys = this.keys.map((one, at) => (at === place ? chosen : one === chosen ? null : one));
+          this.setKeys(this.keys.map((one, at) => (at === place ? chosen : one === chosen ? null : one)));
           drawKeys();
         }});
         return make('label', {class: 'row'}, make('kbd', {}, String(place + 1)), text);
@@ -182,6 +204,11 @@ class LabelKeys extends HTMLElement {
     for (const event of ['rows', 'selection', 'focus']) explorer.addEventListener(event, draw);
     draw();
   }
+}
+
+/** A label or null for each key. @param {any[]} keys @returns {any[]} */
+function padded(keys) {
+  return Array.from({length: KEYS}, (_, place) => keys[place] ?? null);
 }
 
 /** @param {string} text @param {any[]} values that exist @returns {any} the value that reads so, else one of the type that all have */

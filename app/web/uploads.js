@@ -199,7 +199,7 @@ export async function addFiles(info, files) {
 /** Write the labels and the other columns of the table of a folder into the metadata of its images. @param {string} collection @param {File} file */
 async function writeTable(collection, file) {
   const write = (/** @type {any} */ query) => rest('POST', path(collection, 'labels'), {query, body: file, headers: {'Content-Type': 'text/csv'}});
-  const {updated, unmatched_rows: lost, other_columns: columns} = await write({key: fieldOf(collection)});
+  const {updated, unmatched_rows: lost, other_columns: columns} = await write({key: await fieldOf(collection)});
   if (columns.length) await write({columns});
   say(`${file.name}: ${count(updated, 'image')} labeled${columns.length ? `, with ${columns.join(', ')}` : ''}${lost ? `; ${count(lost, 'line')} of unknown images` : ''}.`);
 }

@@ -21,7 +21,7 @@ from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.folder_changes import item_id
-from nnclr_hub.workbench.metadata_keys import BOX
+from nnclr_hub.workbench.metadata import BOX
 
 log = logging.getLogger(__name__)
 BATCH = MAX_IN  # items whose ids one filter can name

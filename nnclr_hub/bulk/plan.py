@@ -25,7 +25,7 @@ import numpy as np
 
 from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
-from nnclr_hub.images.listing import EXPECTED, find_units, in_tiles, is_archive, open_unit
+from nnclr_hub.images.listing import EXPECTED, find_units, in_tiles, is_archive, open_unit, prefixed_keys
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.images.tiles import Tiling
@@ -102,8 +102,7 @@ class Places:
             tiles = in_tiles(images, self.tiling, self.reading)
             images = dropwhile(lambda one: start not in ("", one.path), tiles)
         if sum(is_archive(place) for places in self.units for place in places) > 1:
-            names = {place: Path(place.absolute).name for place in found}
-            images = (replace(one, key=f"{names[one.place]}/{one.key}") if one.key else one for one in images)
+            images = prefixed_keys(images)
         return found, images
 
 

@@ -14,7 +14,6 @@ import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -35,33 +34,22 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 10
 
 
-@dataclass(frozen=True)
-class WorkerTask:
-    """The arguments of every worker: shards and images, source of the encoder and its backend."""
-
-    folder: Path
-    plan: ShardPlan
-    places: Places
-    model: str
-    backend: str
-
-
 class ShardWorker:
     """A Ray actor that loads the encoder once and makes shards."""
 
-    def __init__(self, job: WorkerTask) -> None:
-        self.job = job
+    def __init__(self, folder: Path, plan: ShardPlan, places: Places, model: str, backend: str) -> None:
+        self.folder, self.plan, self.places, self.model, self.backend = folder, plan, places, model, backend
 
     @cached_property
     def encoder(self) -> Encoder:
         """The same encoder as on the driver."""
         from nnclr_hub.encoder.loader import load_encoder
 
-        encoder = load_encoder(self.job.model, backend=self.job.backend)
-        if encoder.fingerprint != self.job.plan.fingerprint:
+        encoder = load_encoder(self.model, backend=self.backend)
+        if encoder.fingerprint != self.plan.fingerprint:
             raise InvalidRequest(
-                f"{self.job.model} is another encoder on a worker ({encoder.fingerprint[:8]}) than on the driver "
-                f"({self.job.plan.fingerprint[:8]}); use one that all machines share, such as a shared folder."
+                f"{self.model} is another encoder on a worker ({encoder.fingerprint[:8]}) than on the driver "
+                f"({self.plan.fingerprint[:8]}); use one that all machines share, such as a shared folder."
             )
         return encoder
 
@@ -71,11 +59,11 @@ class ShardWorker:
         Returns:
             The number of images, or the code and message of an error; Ray passes on only the text of exceptions.
         """
-        job, number = self.job, int(batch["number"][0])
-        done, error = job.plan.images([number]), ("", "")
+        numbers = [int(batch["number"][0])]
+        done, error = self.plan.images(numbers), ("", "")
         try:
             with decoding_processes(images=done):
-                fill(job.folder, job.plan, job.plan.parts(job.folder, job.places, [number]), self.encoder)
+                fill(self.folder, self.plan, self.plan.parts(self.folder, self.places, numbers), self.encoder)
         except NNCLRHubError as caught:
             done, error = 0, (caught.code, str(caught))
         return {"done": np.array([done]), "error": np.array([error[0]]), "message": np.array([error[1]])}
@@ -110,14 +98,12 @@ def embed_shards_by_ray(
     plan = ShardPlan.begin(folder, encoder, places, precision=precision, shard_size=shard_size)
     wanted = shards_to_make(folder, plan, range(plan.shards))
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name
-    job = WorkerTask(folder, plan, places, model, backend)
-    parts = [{"number": number} for number in wanted]
     total = plan.images()
     done = total - plan.images(wanted)
     progress(done, total)
     if wanted:
         with _connected(address) as ray:
-            for row in _results(ray, job, parts, workers):
+            for row in _results(ray, wanted, workers, (folder, plan, places, model, backend)):
                 if row["error"]:
                     raise BY_CODE[row["error"]](row["message"])
                 done += int(row["done"])
@@ -125,18 +111,20 @@ def embed_shards_by_ray(
     return summarize(folder, plan, range(plan.shards))
 
 
-def _results(ray: Any, job: WorkerTask, parts: list[dict[str, Any]], workers: int | None) -> Iterator[dict[str, Any]]:
+def _results(
+    ray: Any, numbers: Sequence[int], workers: int | None, arguments: tuple[Any, ...]
+) -> Iterator[dict[str, Any]]:
     """Yield a row for each shard when it is complete."""
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     gpus = int(sum(node.get("GPU", 0) for node in nodes))
-    workers = min(workers or gpus or len(nodes), len(parts))
+    workers = min(workers or gpus or len(nodes), len(numbers))
     # torch uses as many threads as Ray assigns; without GPUs, the workers of a machine share its processors
     here = -(-workers // len(nodes))
     cpus = 1 if gpus else max(1, int(min(node.get("CPU", 1) for node in nodes)) // here)
-    data = ray.data.from_items(parts, override_num_blocks=len(parts))
+    data = ray.data.from_items([{"number": number} for number in numbers], override_num_blocks=len(numbers))
     made = data.map_batches(
         ShardWorker,
-        fn_constructor_args=(job,),
+        fn_constructor_args=arguments,
         batch_size=1,
         concurrency=workers,
         num_cpus=cpus,
@@ -164,7 +152,9 @@ def _connected(address: str) -> Iterator[Any]:
     mine = not ray.is_initialized()
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # hides Ray's own lines on standard error
     try:
-        _check_answers(address)
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():  # Ray itself would retry for many minutes
+            socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()
         ray.init(address, ignore_reinit_error=True, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, ValueError, RuntimeError) as error:
         raise InvalidRequest(
@@ -179,10 +169,3 @@ def _connected(address: str) -> Iterator[Any]:
     finally:
         if mine:
             ray.shutdown()
-
-
-def _check_answers(address: str) -> None:
-    """Check that the address answers; Ray itself would retry for many minutes."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S).close()

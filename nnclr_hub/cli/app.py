@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from nnclr_hub.cli import (
     attention,
+    collections,
     embedding,
     evaluation,
-    index,
     inspection,
     models,
     pretraining,
     probes,
     publishing,
-    search,
     service,
-    store_backups,
-    store_contents,
-    store_import,
-    store_metadata,
-    stores,
+    store,
 )
 from nnclr_hub.cli.verbs import new_app
 
 PANELS = {
     "Encoders": (models, embedding, publishing),
-    "Collections": (index, search, stores),
+    "Collections": (collections, store),
     "Look and label": (inspection, attention, probes),
     "Training and evaluation": (pretraining, evaluation),
     "Services": (service,),
@@ -36,7 +31,3 @@ for panel, groups in PANELS.items():
     for verb in (*app.registered_commands, *app.registered_groups):
         if not isinstance(verb.rich_help_panel, str):
             verb.rich_help_panel = panel
-store_contents.register(stores.group)
-store_import.register(stores.group)
-store_metadata.register(stores.group)
-store_backups.register(stores.group)

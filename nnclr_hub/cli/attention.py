@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
-from nnclr_hub.cli.reading import ReadingOptions, reads_images
-from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, out, parse_numbers, print_json
+from nnclr_hub.cli.options import ReadingOptions, reads_images
+from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, new_table, out, parse_numbers, print_json
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -200,9 +199,7 @@ def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) 
 
 
 def _print(shown: list[tuple[Path, Path, AttentionMap]]) -> None:
-    table = Table(box=None, header_style="bold")
-    for heading in ("image", "map", "cells", "input", "peak", "file"):
-        table.add_column(heading, overflow="fold")  # never cut off a path
+    table = new_table("image", "map", "cells", "input", "peak", "file")
     for image, file, one in shown:
         height, width = one.values.shape
         sizes = f"{width} x {height}", f"{one.input_size[0]} x {one.input_size[1]}"

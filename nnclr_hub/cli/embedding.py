@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.index import list_broken, none_read
-from nnclr_hub.cli.reading import ReadingOptions, reads_tiles
-from nnclr_hub.cli.verbs import Backend, Model, err, loaded_encoder
+from nnclr_hub.cli.options import ReadingOptions, reads_tiles
+from nnclr_hub.cli.verbs import Backend, Model, err, list_broken, loaded_encoder, none_read
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
@@ -124,10 +123,12 @@ def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> No
 
 def _print_lines(images: list[str], encoder: Encoder, tiling: Any) -> None:
     """Print a line for each image as soon as it is embedded; list unreadable images at the end."""
-    from nnclr_hub.images.listing import find_images, in_tiles
+    from nnclr_hub.images.listing import in_tiles, list_places, prefixed_keys
     from nnclr_hub.workbench.folder_changes import metadata_of
 
-    listed = find_images(images)
+    places, listed = list_places(images)
+    if sum(bool(place.archive) for place in places) > 1:
+        listed = list(prefixed_keys(listed))
     if tiling is not None:
         listed = list(in_tiles(listed, tiling, encoder.reading))
     broken: list[tuple[str, str]] = []

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
+from nnclr_hub.cli.options import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.pretraining import INTERRUPTED, Device
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
-from nnclr_hub.cli.verbs import Backend, Json, err, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, err, new_table, out, print_json
 
 Data = Annotated[
     list[str], typer.Option("--data", help="Folder with train/ and test/, or cifar10, pets, ...; repeatable.")
@@ -65,7 +64,7 @@ def evaluate(
     load_program("training", "data.named_sets").check_names(data)  # before torch is imported
     program = load_program("training", "evals.evaluate")
     if show:
-        table = Table("protocol", "settings", "description", box=None, header_style="bold")
+        table = new_table("protocol", "settings", "description")
         for name, function in program.PROTOCOLS.items():
             values = " ".join(f"{key}={value}" for key, value in program.settings_of(name).items())
             about = inspect.getdoc(sys.modules[function.__module__]) or ""

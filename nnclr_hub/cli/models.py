@@ -9,9 +9,8 @@ from textwrap import indent
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from nnclr_hub.cli.verbs import Backend, Json, chosen_model, err, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, err, new_table, out, print_json
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import WEIGHTS
 
@@ -41,9 +40,7 @@ def models(as_json: Json = False) -> None:
     if as_json:
         print_json([{**asdict(model), "available": model.available} for model in MODELS.values()])
         return
-    table = Table(box=None, header_style="bold")
-    for column in ("name and accuracy on test splits", "network", "dim", "input", "weights"):
-        table.add_column(column, overflow="fold")
+    table = new_table("name and accuracy on test splits", "network", "dim", "input", "weights")
     for model in MODELS.values():
         measured = (f"  {name} {value:.3f}" for name, value in model.metrics.items())
         table.add_row(
@@ -65,8 +62,9 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     from nnclr_hub.hub.layout import parameter_count
     from nnclr_hub.hub.registry import MODELS
     from nnclr_hub.hub.sources import resolve, split_appended
+    from nnclr_hub.workbench.models import check_model
 
-    found = resolve(split_appended(chosen_model(source, backend))[0])
+    found = resolve(split_appended(check_model(source, backend))[0])
     from nnclr_hub.encoder.loader import load_encoder  # imports torch, so a wrong source is reported first
 
     encoder = load_encoder(source, device="cpu", backend=backend)
@@ -95,9 +93,7 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
     if as_json:
         print_json(facts)
         return
-    table = Table(box=None, show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
+    table = new_table("", "", show_header=False)
     for name, value in _for_people(facts).items():
         if value not in ({}, ""):
             table.add_row(name, _in_words(value))

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
+from nnclr_hub.cli.options import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
-from nnclr_hub.cli.verbs import chosen_model, err, out
+from nnclr_hub.cli.verbs import err, new_table, out
 from nnclr_hub.errors import InvalidRequest
 
 INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
@@ -91,7 +90,7 @@ def pretrain(
     """
     program = load_program("training", "recipes")
     if recipes:
-        table = Table("recipe", "description", box=None, header_style="bold")
+        table = new_table("recipe", "description")
         for name, preset in program.RECIPES.items():
             table.add_row(name, preset.summary)
         out.print(table)
@@ -108,7 +107,7 @@ def pretrain(
     chosen = program.find_recipe(recipe).with_settings(settings)
     if show:
         out.print(program.RECIPES[recipe].describe(recipe))
-        table = Table("setting", "value", "meaning", box=None, header_style="bold")
+        table = new_table("setting", "value", "meaning")
         for name, _, meaning in type(chosen).settings():
             table.add_row(name, str(getattr(chosen, name)), meaning)
         out.print(table)
@@ -117,7 +116,9 @@ def pretrain(
         raise InvalidRequest(f"Give images and a run folder: nnclr pretrain {recipe} --data PHOTOS --out RUN.")
     load_program("training", "data.named_sets").check_names(data)  # before torch is imported
     if init not in (None, "none"):
-        chosen_model(init)
+        from nnclr_hub.workbench.models import check_model
+
+        check_model(init)
     if gpus is not None and gpus > 1:
         code = load_program("training", "distributed").launch(gpus, _without_gpus(sys.argv[1:]), device)
         if code:

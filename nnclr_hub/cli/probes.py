@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from nnclr_hub.cli.index import list_broken
-from nnclr_hub.cli.reading import ReadingOptions, reads_images, reads_labels
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Json, Model, Store, chosen_model, err, out, print_json
+from nnclr_hub.cli.options import Place, ReadingOptions, on_store, reads_images, reads_labels
+from nnclr_hub.cli.verbs import Json, Model, err, list_broken, new_table, out, print_json
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.terminal import print_data
 
@@ -65,12 +63,11 @@ def fit(
 
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; use a folder for the probe.")
-    read_labeled(data, labels)  # a wrong folder or model is reported before torch is imported
-    source = chosen_model(reading.within(model))
+    read_labeled(data, labels)  # a wrong folder is reported before torch is imported
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.probes import FitOptions, fit_on_folder
 
-    encoder: Any = Encoders(source, device=device).get()
+    encoder: Any = Encoders(reading.within(model), device=device).get()
     with bar(err, "embedding") as advance:
         options = FitOptions(l2, balanced, threshold, reject_far, device)
         fitted = fit_on_folder(encoder, data, options, labels=labels, progress=advance)
@@ -121,14 +118,13 @@ def evaluate(
     out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
     if result.none:
         out.print(f"no class predicted: {result.none:.1%}")
-    table = Table("class", "average precision" if loaded.several else "accuracy", box=None, header_style="bold")
-    for name, value in result.per_class.items():
-        table.add_row(name, f"{value:.3f}")
-    if result.per_class:
-        out.print(table)
+    rows = [(name, f"{value:.3f}") for name, value in result.per_class.items()]
+    if rows:
+        out.print(new_table("class", "average precision" if loaded.several else "accuracy", rows=rows))
 
 
 @group.command()
+@on_store
 @reads_images
 def predict(
     images: Annotated[list[str] | None, typer.Argument(help="Images, folders, or tar and zip files of images.")] = None,
@@ -138,8 +134,8 @@ def predict(
     collection: Annotated[
         str | None, typer.Option("--collection", help="Label the items of a collection, by their stored vectors.")
     ] = None,
-    store: Store = DEFAULT_STORE,
     *,
+    place: Place,
     reading: ReadingOptions,
 ) -> None:
     """Label images: CSV with id, path, label, probability, and a column for each class. The id of a file is its path.
@@ -159,10 +155,9 @@ def predict(
     names: Sequence[tuple[Any, Any]]
     if collection is not None:
         from nnclr_hub.probe.linear_probe import LinearProbe
-        from nnclr_hub.store import open_store
 
         loaded = LinearProbe.load(probe)
-        with open_store(store, read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
+        with place.opened(read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
             names, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
     else:
         paths = [one.plain for one in find_images(images or ())]

@@ -77,7 +77,6 @@ def export(
         provenance=about,
         force_license=force_license,
         force=force,
-        graph=all(map(find_spec, ("onnx", "onnxscript", "onnxruntime"))),  # a GPU machine may lack them
         device=device,
         console=err,
     )
@@ -105,7 +104,7 @@ def onnx(
     for package in ("onnx", "onnxscript"):  # before torch is imported
         if find_spec(package) is None:
             raise ModuleNotFoundError(name=package)
-    from nnclr_hub.publish.onnx_file import export_onnx
+    from nnclr_hub.publish.export import export_onnx
 
     written = export_onnx(source, file)
     if as_json:
@@ -188,8 +187,6 @@ def publish(
     verbs = {"create": "created", "send": "sent", "remove": "removed", "set": "set"}
     if dry_run:
         verbs = {verb: f"would {verb}" for verb in verbs}
-    if not done.compared:
-        err.print("The Hub cannot be reached, so this is the plan for a new repository.", soft_wrap=True)
     if done.created:
         out.print(f"{verbs['create']} {repository} ({'private' if private else 'public: everyone can load it'})")
     for name, size in done.sent.items():

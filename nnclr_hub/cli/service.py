@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import typer
 
+from nnclr_hub.cli.options import DEFAULT_STORE
 from nnclr_hub.cli.programs import load_program, require_packages
-from nnclr_hub.cli.verbs import DEFAULT_STORE, Backend, Model, chosen_model, err, out
+from nnclr_hub.cli.verbs import Backend, Model, err, out
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
@@ -102,7 +103,9 @@ def demo(
     from nnclr_hub.cache import cache_folder
     from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
+    from nnclr_hub.workbench import FolderRequest
     from nnclr_hub.workbench.folder_changes import check_images
+    from nnclr_hub.workbench.models import check_model
 
     # errors are reported before anything is loaded, and leave no empty store behind
     _check_port(os.environ.get("NNCLR_HOST", "127.0.0.1"), port)
@@ -110,7 +113,7 @@ def demo(
         _check_port("127.0.0.1", gradio_port)
     elif port:  # the demo needs the API's port before the API runs
         gradio_port = _next_free_port(port + 1)
-    chosen_model(model, backend)
+    check_model(model, backend)
     # a missing package is reported before anything is rendered
     require_packages("app", *(["gradio"] if gradio else []), *(["skimage"] if images is None else []))
     load_program("serving", "settings")
@@ -120,7 +123,8 @@ def demo(
     else:
         with bar(err, "rendering the gallery") as advance:
             folder, message = gallery.default_gallery(cache_folder() / "demo", advance)
-    check_images(folder)
+    request = FolderRequest(folder, model, prune=True)
+    check_images(request)
     err.print(message, soft_wrap=True)
     from nnclr_hub.workbench import Encoders, Workbench
 
@@ -130,7 +134,7 @@ def demo(
     with open_store(str(where)) as opened:
         bench = Workbench(Encoders(model, backend=backend), opened)
         with bar(err, "indexing") as advance:
-            bench.index_folder(DEMO_COLLECTION, folder, model=model, prune=True, progress=advance)
+            bench.index_folder(DEMO_COLLECTION, request, progress=advance)
         _inspect_first(bench)
     flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()], "originals_bytes": DEMO_ORIGINALS}
     flags |= ({"read_only": True} if read_only else {}) | ({"runs": runs} if runs else {})
@@ -160,15 +164,13 @@ def space(
 def _inspect_first(bench: Any) -> None:
     """Inspect the gallery of a new store, so that the app opens with its map and findings."""
     from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
-    from nnclr_hub.workbench.inspections import keep_inspection, list_inspections
+    from nnclr_hub.workbench.inspection.findings import InspectionRequest
+    from nnclr_hub.workbench.inspections import list_inspections
 
-    records, collection = bench.store.records, bench.collection(DEMO_COLLECTION)
-    if collection.count() < 2 or list_inspections(records, collection):
-        return
-    with bar(err, "inspecting") as advance:
-        kept = inspect_collection(collection, progress=advance)
-        keep_inspection(records, write_fields(collection, kept, collection.update_each, progress=advance))
+    collection = bench.collection(DEMO_COLLECTION)
+    if collection.count() >= 2 and not list_inspections(bench.store.records, collection):
+        with bar(err, "inspecting") as advance:
+            bench.run("inspection", InspectionRequest(DEMO_COLLECTION, write_fields=True), advance)
 
 
 def _keys(file: Path | None) -> Path | None:
@@ -237,10 +239,11 @@ def _serve_replicas(
 def _settings(store: str, model: str | None, flags: dict[str, Any]) -> Any:
     """Return the server's settings, after all checks that load nothing."""
     from nnclr_hub.store import open_store
+    from nnclr_hub.workbench.models import check_model
 
     settings = load_program("serving", "settings").Settings.read(**flags)
     _check_port(settings.host, settings.port)
-    chosen_model(model, flags["backend"])  # a wrong model must end the program; a server would never become ready
+    check_model(model, flags["backend"])  # a wrong model must end the program; a server would never become ready
     if settings.read_only and "://" not in store:
         open_store(store, read_only=True).close()
     err.print("loading the libraries ...")

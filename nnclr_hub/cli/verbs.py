@@ -11,6 +11,7 @@ import os
 import shutil
 import sys
 import time
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +21,7 @@ from typer.core import TyperGroup
 import nnclr_hub
 from nnclr_hub.cache import is_in_cache
 from nnclr_hub.errors import (
+    ImageError,
     InvalidFilter,
     InvalidRequest,
     MissingDependency,
@@ -32,6 +34,7 @@ from nnclr_hub.terminal import PlainConsole, show_warnings_safely
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
+SHOWN = 20  # broken files that are listed; the others are only counted
 UNCUT = 10_000  # columns of a pipe or file, so that paths and names are not cut
 
 
@@ -61,12 +64,9 @@ out = _console(soft_wrap=True)
 err = _console(stderr=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-Store = Annotated[str, typer.Option("--store", help="Folder of the vector store, or milvus://HOST:PORT.")]
 Model = Annotated[
     str | None, typer.Option("--model", help="Encoder: a name from `nnclr models`, a folder, hf-hub:..., ...")
 ]
-Server = Annotated[str | None, typer.Option("--server", help="Use the collection of `nnclr serve` at this URL.")]
-ApiKeyEnv = Annotated[str, typer.Option("--api-key-env", help="With --server: environment variable with the API key.")]
 Backend = Annotated[
     str,
     typer.Option(
@@ -76,7 +76,6 @@ Backend = Annotated[
         "ONNX Runtime or torch, with vectors that agree with torch's.",
     ),
 ]
-DEFAULT_STORE = "nnclr-store"
 # verbs that keep finished work, and how to continue them
 CONTINUE = {
     **dict.fromkeys(
@@ -199,33 +198,11 @@ def new_app() -> typer.Typer:
     return app
 
 
-def chosen_model(model: str | None, backend: str | None = None) -> str:
-    """Return the source of the encoder to use, after all checks that need no torch.
-
-    A wrong name or a damaged folder is reported before seconds of imports.
-
-    Args:
-        model: None: the default.
-        backend: of --backend; None: the default.
-
-    Raises:
-        ModelError: if it is unavailable; see `nnclr_hub.hub.sources.resolve`.
-        InvalidRequest: if there is no such backend.
-    """
-    from nnclr_hub.encoder.backends import default_backend, parse_backend
-    from nnclr_hub.hub.registry import default_model
-    from nnclr_hub.hub.sources import PYTHON, resolve, split_appended
-
-    parse_backend(backend or default_backend())
-    source = model or default_model()
-    if not source.startswith(PYTHON):
-        resolve(split_appended(source)[0])
-    return source
-
-
 def loaded_encoder(model: str | None, backend: str | None = None) -> Encoder:
-    """Return the encoder of `chosen_model`; see `load_encoder`."""
-    source = chosen_model(model, backend)
+    """Return the encoder of a source, after all checks that need no torch; see `check_model` and `load_encoder`."""
+    from nnclr_hub.workbench.models import check_model
+
+    source = check_model(model, backend)
     from nnclr_hub.encoder.loader import load_encoder
 
     return load_encoder(source, backend=backend)
@@ -283,3 +260,44 @@ def confirm(question: str) -> None:
 def print_json(value: Any) -> None:
     """Print one JSON document."""
     typer.echo(json.dumps(value, indent=2))  # ASCII: file names may hold characters that the terminal cannot print
+
+
+def show(as_json: bool, value: Any, *lines: Any) -> None:
+    """Print JSON for programs, or lines and tables for people; empty lines are left out."""
+    if as_json:
+        print_json(value)
+        return
+    for line in filter(None, lines):
+        out.print(line)
+
+
+def new_table(*headings: str, right: Container[str] = (), rows: Iterable[Sequence[Any]] = (), **options: Any) -> Table:
+    """Return a table whose cells are folded and never cut."""
+    table = Table(box=None, header_style="bold", **options)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(str, row))
+    return table
+
+
+def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the folder that an item was indexed from and its path there; or "" and its id."""
+    if "path" not in metadata:
+        return "", id
+    box = metadata.get("box")  # of a tile
+    part = f"#{','.join(map(str, box))}" if isinstance(box, list) else ""
+    return str(metadata.get("root", "")), f"{metadata['path']}{part}"
+
+
+def none_read(count: int) -> ImageError:
+    """Return the error of a call whose images could not be read; `list_broken` has listed them."""
+    return ImageError(f"None of the {count} images could be read; the reason is shown next to each file above.")
+
+
+def list_broken(broken: Sequence[tuple[str, str]], count: int | None = None) -> None:
+    """List the files that could not be read, on standard error; `count` if a server listed fewer than there are."""
+    for path, reason in broken[:SHOWN]:
+        err.print(f"skipped {path}: {reason}", style="yellow", soft_wrap=True)
+    if (more := (len(broken) if count is None else count) - SHOWN) > 0:
+        err.print(f"... and {more} more", style="yellow")

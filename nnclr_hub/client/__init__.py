@@ -2,7 +2,7 @@
 
     with Client("http://127.0.0.1:8000") as client:
         vectors = client.embed(["cat.jpg", "dog.jpg"])                 # (2, D) float32, unit rows
-        client.collections.create("photos")
+        client.create_collection("photos")
         client.collection("photos").index_folder("photos")
         client.collection("photos").search(image="query.jpg", k=5)
 

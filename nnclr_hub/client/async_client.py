@@ -56,8 +56,7 @@ class AsyncClient(_Awaited):
     ) -> None:
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="nnclr-async-client")
         super().__init__(Client(url, api_key, timeout), pool)
-        self.collections = _Awaited(self._blocking.collections, pool)
-        self.aliases = _Awaited(self._blocking.aliases, pool)
+        self.store = _Awaited(self._blocking.store, pool)
         self.probes = _Awaited(self._blocking.probes, pool)
         self.jobs = _Awaited(self._blocking.jobs, pool)
 

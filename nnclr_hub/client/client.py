@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import numpy as np
 
-from nnclr_hub.client.collection import WORKERS, RemoteCollection
 from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
-from nnclr_hub.client.store import RemoteAliases, RemoteCollections, RemoteStore
+from nnclr_hub.client.remote import RemoteCollection, RemoteStore
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
 from nnclr_hub.client.uploads import File, bounded, files_of, image_error
 from nnclr_hub.errors import (
@@ -27,19 +27,18 @@ from nnclr_hub.errors import (
     ServerUnreachable,
 )
 from nnclr_hub.store.base import Progress
-from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.bench import check_vectors, dropped_if_empty
+from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import IndexReport, check_images
+from nnclr_hub.workbench.metadata import path_of
 from nnclr_hub.workbench.payload import decode_vector, image_file
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
-from nnclr_hub.workbench.tasks import Request, find_task
+from nnclr_hub.workbench.tasks import Request, find_task, portion
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nnclr_hub.encoder.attention import AttentionMap, Query
     from nnclr_hub.encoder.embedder import ImageLike
-    from nnclr_hub.table_rows import LabelTable
 
 AT_ONCE = 2  # requests per call: the server decodes one while it embeds the other
 TIMEOUT_S = 60.0
@@ -75,8 +74,6 @@ class Client:
         self, url: str = "http://127.0.0.1:8000", api_key: str | None = None, timeout: float = TIMEOUT_S
     ) -> None:
         self._connection = Connection(url, api_key, timeout)
-        self.collections = RemoteCollections(self._connection)
-        self.aliases = RemoteAliases(self._connection)
         self.probes = RemoteProbes(self._connection, self._embed_by)
         self.jobs = RemoteJobs(self._connection)
         self.store = RemoteStore(self._connection)
@@ -101,6 +98,15 @@ class Client:
 
     # ---- as a bench
 
+    @property
+    def default_model(self) -> str:
+        """The encoder that is used if none is named."""
+        return self.list_models()[0].name
+
+    def create_collection(self, name: str, request: NewCollection = NewCollection()) -> RemoteCollection:
+        """Create a collection. Raises CollectionExists, or UnknownModel."""
+        return self.store.create_for(name, request)
+
     def search_each(self, name: str, queries: Sequence[SearchQuery]) -> list[Answer]:
         """Return the matches of each query, or the error that concerns it alone."""
         return self.collection(name).search_queries(queries)
@@ -110,69 +116,65 @@ class Client:
         return self.collection(name).add_images(images)
 
     def index_folder(
-        self,
-        name: str,
-        folder: str | Path,
-        *,
-        model: str | None = None,
-        vectors: str | None = None,
-        prune: bool = False,
-        thumbnails: bool = True,
-        workers: int = WORKERS,
-        shrink: int | None = None,
-        source: str | None = None,
-        labels: LabelTable | str | Path | None = None,
-        progress: Progress = lambda done, total: None,
+        self, name: str, folder: FolderRequest | str | Path, *, progress: Progress = lambda done, total: None
     ) -> IndexReport:
-        """Send what a collection lacks of a folder, creating the collection if necessary.
-
-        See `RemoteCollection.index_folder`, and `Workbench.index_folder` for `model` and `vectors`.
-        """
-        collection, created = self.collection(name), False
+        """Make a collection hold a folder's images; see `Bench.index_folder`."""
+        request, collection, created = FolderRequest.of(folder), self.collection(name), False
         try:
-            check_vectors(collection, vectors)
+            spec = collection.spec
+            request.require_vectors(spec, name)
         except CollectionNotFound:
+            check_images(request)
+            self.store.put(name, NewCollection(request.model, vectors=request.vectors or "auto"))  # type: ignore[arg-type]
             created = True
-            check_images(folder)
-            self.collections.create(name, model=model, vectors=vectors or "auto")  # type: ignore[arg-type]
         else:
-            if model is not None:
-                self._check_model(collection, model)
+            options: Any = {one: getattr(spec, one) for one in ("metric", "indexed", "index", "precision", "vectors")}
+            try:  # only the server knows whether the collection has this model
+                if request.model is not None:
+                    self.store.put(collection.name, NewCollection(request.model, **options))
+            except CollectionExists as error:
+                raise FingerprintMismatch(
+                    f"Collection {name!r} holds vectors of {spec.model or 'an unknown encoder'}, not of "
+                    f"{request.model}; leave out the model, or use another collection."
+                ) from error
         with dropped_if_empty(self.store, name if created else None):
-            return collection.index_folder(
-                folder,
-                prune=prune,
-                thumbnails=thumbnails,
-                workers=workers,
-                shrink=shrink,
-                source=source,
-                labels=labels,
-                progress=progress,
-            )
+            return collection.index_folder(request, progress=progress)
 
-    def _check_model(self, collection: RemoteCollection, model: str) -> None:
-        """Raise FingerprintMismatch if a collection has another model, or UnknownModel; only the server knows."""
-        spec = collection.spec
-        same: Any = {name: getattr(spec, name) for name in ("metric", "indexed", "index", "precision", "vectors")}
-        try:
-            self.collections.create(collection.name, model=model, **same)
-        except CollectionExists as error:
-            raise FingerprintMismatch(
-                f"Collection {collection.name!r} holds vectors of {spec.model or 'an unknown encoder'}, not of "
-                f"{model}; leave out the model, or use another collection."
-            ) from error
+    def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
+        """Inspect a collection in a job; the report is a page of the web app."""
+        self.run("inspection", request, report("inspecting"))
+        collection = self.collection(request.collection)
+        paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
+        page = f"{self._connection.url.rstrip('/')}/#/insights/{quote(request.collection)}"
+        return Inspected(dict(collection.inspection().findings), paths, page)
 
     def abandon_reembed(self, name: str) -> None:
         """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
-        self.collection(name).abandon_reembed()
+        self._connection.send(Call("DELETE", f"/api/v1/collections/{self.collection(name).name}/reembed"))
 
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
-        """Run a task of `workbench.tasks` as a job of the server, and return its result as JSON."""
+        """Run a task of `workbench.tasks` as a job of the server, and return its result as JSON.
+
+        If it imports a file, the upload is the first half of the progress.
+        """
+        if find_task(task).upload:
+            job = self.start(task, request, portion(progress, 0, 0.5))
+            return self.jobs.wait(job.id, progress=portion(progress, 0.5, 1)).result or {}
         return self.jobs.wait(self.start(task, request).id, progress=progress).result or {}
 
-    def start(self, task: str, request: Request) -> Job:
-        """Start a job that runs a task of `workbench.tasks`; `jobs.wait` waits for it."""
-        path, params, body = find_task(task).call(request)
+    def start(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Job:
+        """Start a job that runs a task of `workbench.tasks`; `jobs.wait` waits for it.
+
+        Args:
+            progress: of the upload of a file: called with (done, total), in bytes.
+        """
+        found = find_task(task)
+        path, params, body = found.call(request)
+        if found.upload:
+            file, format = getattr(request, found.upload), getattr(request, "format", None)
+            return self.collection(getattr(request, "collection", "")).import_file(
+                file, format=format or None, progress=progress
+            )
         return self._connection.send(Call("POST", f"/api/v1{path}", params, json=body)).read(Job.of)
 
     # ---- models

@@ -80,31 +80,27 @@ class RemoteJobs:
             NNCLRHubError: why it failed, or that it was cancelled.
             DeadlineExceeded: if it is not done in time; the job continues.
         """
-        return wait_for(self._connection, id, timeout, progress)
-
-
-def wait_for(connection: Connection, id: str, timeout: float | None, progress: Progress) -> Job:
-    """Wait for a job; see `RemoteJobs.wait`."""
-    end = None if timeout is None else time.monotonic() + timeout
-    pause = FIRST_PAUSE_S
-    try:
-        while True:
-            job = connection.send(Call("GET", _path(id), patience=120.0)).read(Job.of)
-            progress(job.done, job.total)
-            if job.error is not None:
-                raise job.error
-            if job.state == "cancelled":
-                raise ServiceError(f"Job {id} ({job.kind}) was cancelled after {job.done} of {job.total}.")
-            if job.has_ended:
-                return job
-            if end is not None and time.monotonic() + pause > end:
-                what = f"Job {id} ({job.kind}) is not done after {timeout:g} s"
-                raise DeadlineExceeded(f"{what} and continues; wait again.")
-            connection.pause(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-    except KeyboardInterrupt:
-        log.warning("The server continues with the job %s; cancel it in the web app, or with DELETE %s.", id, _path(id))
-        raise
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = FIRST_PAUSE_S
+        try:
+            while True:
+                job = self._connection.send(Call("GET", _path(id), patience=120.0)).read(Job.of)
+                progress(job.done, job.total)
+                if job.error is not None:
+                    raise job.error
+                if job.state == "cancelled":
+                    raise ServiceError(f"Job {id} ({job.kind}) was cancelled after {job.done} of {job.total}.")
+                if job.has_ended:
+                    return job
+                if end is not None and time.monotonic() + pause > end:
+                    what = f"Job {id} ({job.kind}) is not done after {timeout:g} s"
+                    raise DeadlineExceeded(f"{what} and continues; wait again.")
+                self._connection.pause(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        except KeyboardInterrupt:
+            hint = f"cancel it in the web app, or with DELETE {_path(id)}"
+            log.warning("The server continues with the job %s; %s.", id, hint)
+            raise
 
 
 def _path(id: str) -> str:

@@ -105,10 +105,9 @@ class RemoteProbes:
                 model, vectors = self._embed(images, model)
             rows = zip(vectors, known, strict=True) if vectors is not None else ()
             items = [{"vector": encode_vector(row), "label": label} for row, label in rows]
-        optional = {"collection": collection, "field": field, "where": where, "items": items, "model": model, "l2": l2}
-        optional |= {"threshold": threshold, "reject_far": reject_far}
-        body = {"name": name, "balanced": balanced, "replace": replace}
-        body |= {key: value for key, value in optional.items() if value is not None}
+        body = {"name": name, "collection": collection, "field": field, "where": where, "items": items, "model": model}
+        body |= {"l2": l2, "balanced": balanced, "threshold": threshold, "reject_far": reject_far, "replace": replace}
+        body = {key: value for key, value in body.items() if value is not None}
         return self._connection.send(Call("POST", ROOT, json=body)).read(Job.of)
 
     def get(self, name: str) -> ProbeInfo:

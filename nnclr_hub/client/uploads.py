@@ -1,7 +1,7 @@
 """Send images and files to a collection of a server.
 
-A folder takes many requests, several at a time. It can be interrupted at any moment: what the server has acknowledged
-is not sent again. The client waits for a server that is busy or restarting.
+An interrupted upload continues where it stopped: what the server has acknowledged is not sent again. The client waits
+for a server that is busy or restarting.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import io
 import socket
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
@@ -21,18 +21,15 @@ from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, NNCLRHub
 from nnclr_hub.images.source import Place
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Progress
-from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.add_request import NewImage
 from nnclr_hub.workbench.folder_changes import FolderImage, Listing, list_images_of
-from nnclr_hub.workbench.import_format import FORMATS, format_of_file
 from nnclr_hub.workbench.payload import image_file
+from nnclr_hub.workbench.requests import FORMATS, FolderRequest, NewImage, format_of_file
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
 
 MOST = 64  # images per request
 MOST_BYTES = 19_000_000  # leaves space for the headers of the parts below the server's 20 MB
-SMALLEST = 8  # images per request, if there are as many
 PART = 8 << 20  # bytes of a request with a part of a file
 PATIENCE_S = 600.0  # maximum wait of an upload for a busy or restarting server
 T = TypeVar("T")
@@ -79,80 +76,33 @@ def send_images(
     return [None if one is None else image_error(make_error(one["code"], one["detail"])) for one in errors]
 
 
-def upload_size(image: tuple[File, dict[str, Any]]) -> int:
-    """Return the bytes of an image in a request, including its note."""
-    (_, data), note = image
-    return len(data) + len(to_json(note).encode()) + 1
-
-
 # ------------------------------------------------------------------------------ folders
 
 
-class FolderUpload:
-    """Sends the files of a folder, and collects those that cannot be read.
-
-    Args:
-        path: route that takes images.
-        shrink: longest side of images that are sent; None: send the files as they are.
-        total: number of files to send.
-    """
-
-    def __init__(
-        self, connection: Connection, path: str, shrink: int | None, thumbnails: bool, total: int, progress: Progress
-    ) -> None:
-        if shrink is not None and shrink < 32:
-            raise InvalidRequest(f"shrink must be at least 32 pixels, got {shrink}.")
-        self.failed: list[tuple[FolderImage, str]] = []
-        self._connection, self._path = connection, path
-        self._shrink, self._thumbnails = shrink, thumbnails
-        self._total, self._progress, self._done = total, progress, 0
-        self._lock = threading.Lock()
-
-    def send(self, images: Sequence[FolderImage], workers: int) -> None:
-        """Send images in requests of similar size; a small folder too keeps all workers busy."""
-        if not 1 <= workers <= 32:
-            raise InvalidRequest(f"workers must be between 1 and 32, got {workers}.")
-        share = min(MOST, max(SMALLEST, -(-len(images) // workers)))
-        parts = bounded(images, lambda one: one.metadata["size"], most=share)
-        self._connection.for_each(parts, self._send_part, workers)
-
-    def _send_part(self, images: Sequence[FolderImage]) -> None:
-        loaded = [self._load(one) for one in images]
-        failed = [(image, str(one)) for image, one in zip(images, loaded, strict=True) if isinstance(one, ImageError)]
-        good = [one for one in loaded if not isinstance(one, ImageError)]
-        for part in bounded(good, lambda one: upload_size(one[1])):  # files may have grown since they were listed
-            errors = send_images(self._connection, self._path, [one for _, one in part])
-            failed += [(image, str(error)) for (image, _), error in zip(part, errors, strict=True) if error is not None]
-        with self._lock:  # several workers report progress
-            self.failed += failed
-            self._done += len(images)
-            self._progress(self._done, self._total)
-
-    def _load(self, image: FolderImage) -> tuple[FolderImage, tuple[File, dict[str, Any]]] | ImageError:
-        try:
-            to_json(image.metadata)
-        except InvalidRequest:
-            return ImageError("Its name is not UTF-8, which a request cannot carry; rename it.")
-        try:
-            name, data = image_file(image.path)
-            image, data = image.described(), data if self._shrink is None else _shrink(data, self._shrink)
-        except ImageError as error:
-            return error
-        return image, ((name, data), NewImage(image.id, image.path, image.metadata, self._thumbnails).note())
+def load(image: FolderImage, request: FolderRequest) -> NewImage | ImageError:
+    """Return an image of a folder as it is sent, or why it cannot be."""
+    try:
+        to_json(image.metadata)
+    except InvalidRequest:
+        return ImageError("Its name is not UTF-8, which a request cannot carry; rename it.")
+    try:
+        image = image.described()
+        new = NewImage(image.id, image.path, image.metadata, request.thumbnails)
+        return new if request.shrink is None else replace(new, image=_shrink(image_file(image.path)[1], request.shrink))
+    except ImageError as error:
+        return error
 
 
-def list_folder(
-    folder: str | Path, source: str | None, labels: LabelTable | str | Path | None, *, prune: bool
-) -> Listing:
+def list_folder(request: FolderRequest) -> Listing:
     """List the images of a folder, with the name of their source in the collection; see `list_images_of`."""
 
     def origin(place: Place) -> str:
         path = PurePosixPath(place.absolute)
-        named = _default_source(path.parent if place.archive else path) if source is None else source
+        named = request.source or _default_source(path.parent if place.archive else path)
         # without slashes, since a server shows only the last part
         return f"{PurePosixPath(named).name}:{path.name}" if place.archive else named
 
-    return list_images_of(folder, prune=prune, origin=origin, labels=labels)
+    return list_images_of(request.folder, prune=request.prune, origin=origin, labels=request.labels)
 
 
 def _default_source(folder: PurePosixPath) -> str:
@@ -205,58 +155,50 @@ def _shrink(data: bytes, side: int) -> bytes:
 # ------------------------------------------------------------------------------ files
 
 
-class FileUpload:
-    """An upload of a file to import, in parts.
+def upload_file(
+    connection: Connection, path: str, file: Path, format: str | None, progress: Progress
+) -> dict[str, Any]:
+    """Upload a file in parts; return the job that imports it.
 
     The parts are sent under a key that is made from the content of the file. After an interruption, also of this
     program, the next upload asks the server what has arrived, and continues there.
 
     Args:
         path: route of imports.
+        format: one of FORMATS; None: by the suffix of the file.
+        progress: called with (done, total), in bytes.
     """
-
-    def __init__(self, connection: Connection, path: str, file: Path) -> None:
-        self._connection, self._path, self._file = connection, path, file
-        try:
-            with file.open("rb") as opened:
-                self._key, self._size = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
-        except OSError as error:
-            raise InvalidRequest(f"{file} cannot be read ({error.strerror}); check the path.") from error
-        while True:
-            state: Mapping[str, Any] = connection.send(Call("GET", f"{path}/{self._key}")).json()
-            if state["job"] is None or state["job"]["state"] in ("queued", "running"):
-                break
-            # the same content was imported before; this is a new upload with another key
-            self._key = hashlib.sha256(f"{self._key}{state['job']['id']}".encode()).hexdigest()
-        self._received = state["received"]
-
-    def send(self, format: str | None, progress: Progress) -> dict[str, Any]:
-        """Send what the server lacks; return the job that imports the file.
-
-        Args:
-            format: one of FORMATS; None: by the suffix of the file.
-        """
-        kind = format_of_file(self._file) if format is None else FORMATS[format]
-        headers = {
-            "Content-Type": kind.media_type,
-            "Content-Disposition": f"attachment; filename*=UTF-8''{quote(self._file.name)}",
-            "Idempotency-Key": self._key,
-        }
-        while True:
-            progress(self._received, self._size)
-            with self._file.open("rb") as opened:
-                opened.seek(self._received)
-                data = opened.read(PART)
-            last = self._received + len(data) >= self._size
-            headers |= {"Upload-Offset": str(self._received), "Upload-Complete": "?1" if last else "?0"}
-            state = self._connection.send(
-                Call("POST", self._path, content=data, headers=headers, patience=PATIENCE_S)
-            ).json()
-            self._received = state["received"]
-            if state["job"] is not None:
-                progress(self._size, self._size)
-                return state["job"]
-
-    def abandon(self) -> None:
-        """Delete what the server has; does nothing if it has nothing."""
-        self._connection.send(Call("DELETE", f"{self._path}/{self._key}"))
+    if format is not None and format not in FORMATS:
+        raise InvalidRequest(f"format must be one of {', '.join(FORMATS)}, got {format!r:.80}.")
+    if file.is_dir():
+        raise InvalidRequest(f"{file} is a folder, not a file; pack it into a zip, or use index_folder for its images.")
+    try:
+        with file.open("rb") as opened:
+            key, size = hashlib.file_digest(opened, "sha256").hexdigest(), opened.tell()
+    except OSError as error:
+        raise InvalidRequest(f"{file} cannot be read ({error.strerror}); check the path.") from error
+    kind = format_of_file(file) if format is None else FORMATS[format]
+    while True:
+        state: Any = connection.send(Call("GET", f"{path}/{key}")).json()
+        if state["job"] is None or state["job"]["state"] in ("queued", "running"):
+            break
+        # the same content was imported before; this is a new upload with another key
+        key = hashlib.sha256(f"{key}{state['job']['id']}".encode()).hexdigest()
+    headers = {
+        "Content-Type": kind.media_type,
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name)}",
+        "Idempotency-Key": key,
+    }
+    received = state["received"]
+    while True:
+        progress(received, size)
+        with file.open("rb") as opened:
+            opened.seek(received)
+            data = opened.read(PART)
+        last = received + len(data) >= size
+        headers |= {"Upload-Offset": str(received), "Upload-Complete": "?1" if last else "?0"}
+        state = connection.send(Call("POST", path, content=data, headers=headers, patience=PATIENCE_S)).json()
+        received = state["received"]
+        if state["job"] is not None:
+            progress(size, size)
+            return state["job"]

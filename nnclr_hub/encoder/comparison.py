@@ -54,7 +54,6 @@ def compare(
     """Make a map of each image with each encoder: the mean of F for a ResNet, the mean row of [CLS] for a transformer.
 
     Args:
-        images: paths, bytes, PIL images or arrays.
         sources: of encoders, see `load_encoder`; or names to show -> sources.
         max_side: see `AttentionSettings`.
         progress: called with (done, number of maps).
@@ -87,18 +86,12 @@ def compare(
 
 
 def comparison_figure(columns: Sequence[EncoderColumn], opacity: float = OPACITY) -> bytes:
-    """Draw a PNG file with a row per image and a column per encoder; the first column shows the images.
-
-    Args:
-        columns: from `compare`; at least one encoder is available.
-    """
+    """Draw a PNG file with a row per image and a column per encoder, of which one has maps; images come first."""
     images = [one.image for one in next(column.maps for column in columns if column.maps)]
-    rows = []
-    for index, image in enumerate(images):
-        titles = ["image", *(column.name for column in columns)] if index == 0 else [""] * (len(columns) + 1)
-        cells = [
-            Cell(column.maps[index].overlay(opacity), title) if column.maps else Cell(None, title, UNAVAILABLE)
-            for column, title in zip(columns, titles[1:], strict=True)
-        ]
-        rows.append([Cell(image, titles[0]), *cells])
-    return draw(rows)
+    rows = [[Cell(image), *(_cell(column, i, opacity) for column in columns)] for i, image in enumerate(images)]
+    titles = ["image", *(column.name for column in columns)]
+    return draw([[Cell(cell.image, title, cell.note) for cell, title in zip(rows[0], titles, strict=True)], *rows[1:]])
+
+
+def _cell(column: EncoderColumn, index: int, opacity: float) -> Cell:
+    return Cell(column.maps[index].overlay(opacity)) if column.maps else Cell(None, note=UNAVAILABLE)

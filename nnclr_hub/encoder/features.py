@@ -98,6 +98,7 @@ def extract_features(
     precision = getattr(source, "precision", "fp32")
     identity = source.fingerprint if precision == "fp32" else f"{source.fingerprint}-{precision}"
     cache = place / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.sqlite"
+    broken: dict[int, str] = {}
     for is_last in (False, True):
         try:
             broken = _fill(raw, source, paths, cache, progress)

@@ -33,8 +33,7 @@ def fingerprint_of_arrays(state: Mapping[str, np.ndarray], preprocessing: Prepro
     for key, value in sorted(state.items()):
         # as an Encoder does, which casts its weights to float32
         plain = np.ascontiguousarray(value, np.float32 if value.dtype.kind == "f" else None)
-        digest.update(f"{key} torch.{plain.dtype} {value.shape}".encode())
-        digest.update(plain.tobytes())
+        digest.update(f"{key} torch.{plain.dtype} {value.shape}".encode() + plain.tobytes())
     return _end(digest, config, None)
 
 

@@ -9,12 +9,12 @@
 | `hog+color` | both, each of length 1 | 2020 |
 
 On clothing and groceries, shapes and colors separate classes better than a weak encoder does, so a score says little
-without them. `shape` and `color` can also be appended to the vectors of an encoder (`appended`).
+without them. `shape` and `color` can also be appended to the vectors of an encoder (`descriptors`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -40,69 +40,58 @@ class HandCrafted:
     """A feature source without a network; it works wherever `nnclr eval` takes an encoder.
 
     name: a key of FLOORS.
-    embed_dim: D.
-    describe: an RGB image -> (D,) float32.
-    identity: of the vectors; a changed definition needs another one.
+    parts: that describe an image, each of length 1 if there are several; () for its pixels.
     reading: the page and the channels that are read of a file; of several channels, the first three are described.
     """
 
     name: str
-    embed_dim: int
-    describe: Callable[[Image.Image], np.ndarray]
-    identity: str
+    parts: tuple[Part, ...] = ()
     reading: ImageReading = PLAIN
     device = "cpu"
 
     @property
+    def embed_dim(self) -> int:
+        """D."""
+        return sum(part.dim for part in self.parts) or 3 * PIXELS_SIDE**2
+
+    @property
     def fingerprint(self) -> str:
-        """Identity of the vectors."""
-        return with_reading(self.identity, self.reading)
+        """Identity of the vectors; a changed definition needs another one."""
+        versions = [part.version for part in self.parts]
+        identity = f"{self.name}-{SIDE}-{max(versions)}" if versions else f"pixels-{PIXELS_SIDE}-mean-removed"
+        return with_reading(identity, self.reading)
+
+    def describe(self, image: Image.Image) -> np.ndarray:
+        """Return (D,) float32 of an RGB image."""
+        if not self.parts:
+            flat = np.asarray(image.resize((PIXELS_SIDE, PIXELS_SIDE), Image.Resampling.BOX), np.float32).ravel() / 255
+            return flat - flat.mean()
+        pixels = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))[None]
+        found = [part.describe(pixels) for part in self.parts]
+        return np.hstack([unit_rows(one) for one in found] if len(found) > 1 else found)[0]
 
     def features_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
         """Return (D,) float32 for each image, or the error that prevented reading it."""
+
+        def attempt(image: ImageLike) -> np.ndarray | ImageError:
+            try:
+                return self.describe(for_people(decode_any(as_source(image), self.reading)))
+            except ImageError as error:
+                return error
+
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(self._describe_each, images))
+            return list(pool.map(attempt, images))
 
     def forward_crops(self, crops: np.ndarray) -> np.ndarray:
         """Return (N, D) float32 for (N, S, S, C) uint8."""
         return np.stack([self.describe(for_people(as_image(crop))) for crop in crops])
 
-    def _describe_each(self, image: ImageLike) -> np.ndarray | ImageError:
-        try:
-            return self.describe(for_people(decode_any(as_source(image), self.reading)))
-        except ImageError as error:
-            return error
 
-
-def _pixels(image: Image.Image) -> np.ndarray:
-    resized = image.resize((PIXELS_SIDE, PIXELS_SIDE), Image.Resampling.BOX)
-    flat = np.asarray(resized, np.float32).ravel() / 255
-    return flat - flat.mean()
-
-
-def _described(*parts: Part) -> Callable[[Image.Image], np.ndarray]:
-    """Return a function that joins parts, each of length 1 if there are several."""
-
-    def describe(image: Image.Image) -> np.ndarray:
-        images = np.asarray(image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR))[None]
-        found = [part.describe(images) for part in parts]
-        return np.hstack([unit_rows(one) for one in found] if len(found) > 1 else found)[0]
-
-    return describe
-
-
-def _floor(name: str, *parts: Part) -> HandCrafted:
-    version = max(part.version for part in parts)
-    return HandCrafted(name, sum(part.dim for part in parts), _described(*parts), f"{name}-{SIDE}-{version}")
-
-
-FLOORS = {
-    one.name: one
-    for one in (
-        HandCrafted("pixels", 3 * PIXELS_SIDE**2, _pixels, f"pixels-{PIXELS_SIDE}-mean-removed"),
-        _floor("hog", HOG),
-        _floor("shape", PARTS["shape"]),
-        _floor("color", PARTS["color"]),
-        _floor("hog+color", HOG, PARTS["color"]),
-    )
+_PARTS = {
+    "pixels": (),
+    "hog": (HOG,),
+    "shape": (PARTS["shape"],),
+    "color": (PARTS["color"],),
+    "hog+color": (HOG, PARTS["color"]),
 }
+FLOORS = {name: HandCrafted(name, parts) for name, parts in _PARTS.items()}

@@ -26,9 +26,8 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.fingerprint import fingerprint_of, fingerprint_of_arrays
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError, TamperedModel
-from nnclr_hub.hub.integrity import Pins, check
 from nnclr_hub.hub.layout import ABOUT_GRAPH, CONFIG, GRAPH, WEIGHTS, ModelConfig, read_arrays, read_weights
-from nnclr_hub.hub.sources import PYTHON, Resolved, resolve, split_appended, split_reading
+from nnclr_hub.hub.sources import PYTHON, Pins, Resolved, resolve, split_appended, split_reading
 from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ def load_encoder(
             With +shape, +color or both, its vectors also describe shapes and colors (`encoder.descriptors`).
         device: None: the GPU if there is one.
         backend: the library that runs the network: "torch", "openvino", "openvino-bf16", "onnx", "compile", ...; or
-            "auto", which follows `backends.rule`. All vectors have a cosine of 0.9999 or more to torch's.
+            "auto", which follows a rule (`backends.rule`). All vectors have a cosine of 0.9999 or more to torch's.
             None: the environment variable NNCLR_BACKEND, or "auto".
         precision: "fp32" or "bf16", unless the backend's name contains it; None: fp32, or any under "auto".
         reading: the page and the channels to read of each file; None: as in the source, or as in training.
@@ -133,7 +132,7 @@ def _open_graph(
     names = graph_backends(name, precision)
     if not names or found.seed is not None or found.weights != WEIGHTS or GRAPH not in config.sha256:
         return None
-    check(found.folder, Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}))
+    Pins(CONFIG, {GRAPH: config.sha256[GRAPH]}).check(found.folder)
     about = {field: config.nnclr["graph"][field] for field in ABOUT_GRAPH}
     colors = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
     if fingerprint_of_arrays(read_arrays(found.folder), colors, config) != about["fingerprint"]:

@@ -50,7 +50,7 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
     """
     from huggingface_hub import constants
 
-    digits, shown = _require_pinned(address), without_query(address)
+    digits, shown = _check(address), without_query(address)
     folder = cache_folder() / "models" / hashlib.sha256(address.encode()).hexdigest()[:16]
     if (folder / WEIGHTS).is_file() and (folder / CONFIG).is_file():
         return folder, digits
@@ -66,7 +66,18 @@ def fetch(address: str, *, progress: bool = True) -> tuple[Path, str]:
         with tempfile.TemporaryDirectory(prefix=".half-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
             half = Path(temporary)
             _save(config, half / CONFIG, MAX_CONFIG, progress=False)
-            _check_config(without_query(config), half, digits)
+            try:  # the result is cached permanently, so a 404 page must not become a config.json
+                recorded = read_config(half).sha256.get(WEIGHTS, "")
+            except ModelError as error:
+                shown = without_query(config)
+                raise type(error)(
+                    f"{shown}, which must be the {CONFIG} of a model folder, is refused: {error}"
+                ) from error
+            if recorded and not recorded.lower().startswith(digits):
+                raise TamperedModel(
+                    f"{without_query(config)} records other weights (sha256 {recorded[:12]}...) than the address pins. "
+                    "The download was deleted; check the address with its publisher."
+                )
             digest = _save(address, half / WEIGHTS, None, progress=progress)
             if not digest.startswith(digits):
                 raise TamperedModel(
@@ -126,25 +137,12 @@ def _save(address: str, path: Path, limit: int | None, *, progress: bool) -> str
     return sha256_of(path)
 
 
-def _check_config(shown: str, half: Path, digits: str) -> None:
-    """Reject other responses than config.json, such as a 404 page, because the result is cached permanently."""
-    try:
-        recorded = read_config(half).sha256.get(WEIGHTS, "")
-    except ModelError as error:
-        raise type(error)(f"{shown}, which must be the {CONFIG} of a model folder, is refused: {error}") from error
-    if recorded and not recorded.lower().startswith(digits):
-        raise TamperedModel(
-            f"{shown} records other weights (sha256 {recorded[:12]}...) than the address pins. The download was "
-            "deleted; check the address with its publisher."
-        )
-
-
-def _require_pinned(address: str) -> str:
-    _require_safe(address)
-    digits = pinned_digits(urlsplit(address).path)
+def _check(address: str) -> str:
+    """Return the digits that an address pins; raise InvalidRequest if it is not safe, or pins nothing."""
     if (page := _PAGE.fullmatch(address)) is not None:
         raise InvalidRequest(f"{address} is a web page, not a file; use hf-hub:{page[1]}.")
-    if digits is None:
+    _require_safe(address)
+    if (digits := pinned_digits(urlsplit(address).path)) is None:
         raise InvalidRequest(
             f"{without_query(address)} does not pin its weights; it must end in -<at least 8 hex digits of the "
             f"sha256>.safetensors, with a {CONFIG} next to it. Or download both into a folder and use the folder."
@@ -153,23 +151,20 @@ def _require_pinned(address: str) -> str:
 
 
 def _require_safe(address: str) -> None:
-    """Check that an address uses https, or is on this machine."""
+    """Raise InvalidRequest unless an address uses https, or is on this machine."""
     shown = without_query(address)
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""
     except ValueError as error:
         raise InvalidRequest(f"{shown} is not a valid address: {error}.") from error
+    try:
+        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
     if not host:
         raise InvalidRequest(f"{shown} is not a valid address; the host is missing.")
     if parts.username is not None:
         raise InvalidRequest(f"{shown} contains a login, which only hf-hub: sources support.")
-    if parts.scheme != "https" and not (parts.scheme == "http" and _is_loopback(host)):
+    if parts.scheme != "https" and not (parts.scheme == "http" and loopback):
         raise InvalidRequest(f"{shown} is not encrypted; use https. Plain http is only accepted for this machine.")
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

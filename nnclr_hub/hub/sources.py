@@ -13,8 +13,13 @@ Any of them may be followed by +shape, +color or both, which the vectors then de
 `nnclr_hub.encoder.appended`), and by ?channels=0,2,1&page=3, the pixels that the encoder reads of an image file (see
 `nnclr_hub.images.reading`).
 
-`resolve` returns local files with verified hashes: those that the registry or the address pins, or else those that the
-folder's config.json records (see `nnclr_hub.hub.integrity`).
+`resolve` returns local files with verified hashes. The source of the expected hash decides what a match proves:
+
+    registry, address    the file is the published one, or the one that the address names: nobody changed it
+    Hub                  the file is the one that the Hub announced for the download: complete and undamaged
+    config.json          the files of the folder belong together and are complete; an attacker who changes the weights
+                         can change config.json as well
+    nobody               no hash is recorded, as in a folder that timm wrote
 """
 
 from __future__ import annotations
@@ -24,25 +29,70 @@ import os
 import re
 import shutil
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.parse import unquote
 
-from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, UnknownModel
+from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, TamperedModel, UnknownModel
 from nnclr_hub.hub.addresses import fetch, pinned_digits, without_query
-from nnclr_hub.hub.integrity import FileCheck, Pins, announced, check, check_each
-from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS, ModelConfig, read_config, require
+from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS, ModelConfig, read_config, require, sha256_of
 from nnclr_hub.hub.registry import MODELS, model_info
 from nnclr_hub.hub.repositories import download
 
 PYTHON = "python:"  # a file of yours that builds an encoder; see nnclr_hub.encoder.wrapped
 PICKLES = (".pth", ".pt", ".ckpt", ".bin", ".pkl", ".pickle", ".tar")
-NOBODY = Pins("nobody")
 INCOMPLETE = ".download-"  # prefix of the folder for incomplete files
 _READING = re.compile(r"(?:channels|page|project|scale)=[\w,]*(?:&(?:channels|page|project|scale)=[\w,]*)*")
 APPENDABLE = ("shape", "color")
 _APPENDED = re.compile(rf"(.+)\+({'|'.join(APPENDABLE)})", re.DOTALL)
+_BLOB = re.compile(r"[0-9a-f]{64}")
+_PUBLISHED = {
+    "registry": "the published file",
+    "address": "the file that its address names",
+    "Hub": "the file that the Hub announced",
+}
 _ON_THE_HUB = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./+-]+)?")
+
+
+@dataclass(frozen=True)
+class Pins:
+    """The expected hashes of a model folder's files.
+
+    by: their source: "registry", "address", "Hub", "config.json" or "nobody".
+    sha256: file name -> hex digest, or its first digits.
+    """
+
+    by: str = "nobody"
+    sha256: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, folder: Path) -> None:
+        """Compare files with their pins; raise ModelFilesMissing or TamperedModel."""
+        for name in self.sha256:
+            self.compare(path := require(folder, name), sha256_of(path))
+
+    def compare(self, path: Path, digest: str) -> None:
+        """Raise TamperedModel if the hash of a file differs from its pin."""
+        expected = self.sha256.get(path.name, "").lower()
+        if not digest.startswith(expected):
+            raise TamperedModel(
+                f"{path} is not {_PUBLISHED.get(self.by, f'the file that its {CONFIG} records')} (sha256 "
+                f"{digest[:12]}..., expected {expected[:12]}...). It is damaged, or was changed, as by "
+                f"`save_pretrained` of transformers. `nnclr convert {path} NEW_FOLDER` makes a model of your own "
+                "weights; otherwise download or export the model again, to another folder."
+            )
+
+
+NOBODY = Pins()
+
+
+@dataclass(frozen=True)
+class FileCheck:
+    """One file of a model folder: its sha256, and the source of the expected hash, "nobody" if none is recorded."""
+
+    name: str
+    sha256: str
+    pinned_by: str
 
 
 @dataclass(frozen=True)
@@ -186,7 +236,14 @@ def verify(source: str) -> tuple[FileCheck, ...]:
     found = resolve(source)
     if found.folder is None or found.seed is not None:
         raise InvalidRequest(f"{source} is not a model folder, so no hashes are recorded to verify it.")
-    return check_each(found.folder, (CONFIG, found.weights, *OPTIONAL), (found.pins, found.own))
+    checks = []
+    for path in (found.folder / name for name in (CONFIG, found.weights, *OPTIONAL)):
+        if path.is_file():
+            digest, pins = sha256_of(path), [one for one in (found.pins, found.own) if path.name in one.sha256]
+            for one in pins:
+                one.compare(path, digest)
+            checks.append(FileCheck(path.name, digest, pins[0].by if pins else "nobody"))
+    return tuple(checks)
 
 
 def keep(found: Resolved, folder: Path) -> Path:
@@ -270,9 +327,14 @@ def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolv
 
 
 def _fetched(reference: str, progress: bool, whole: bool) -> Resolved:
-    """Resolve any repository of the Hub, with the hashes that the Hub announced."""
+    """Resolve any repository of the Hub, with the hashes that the Hub announced for large files.
+
+    Its client names each cached file by its announced sha256, but does not verify the content.
+    """
     folder = download(reference, progress=progress, whole=whole)
-    return _folder(folder, announced(folder))
+    blobs = {name: (folder / name).resolve().name for name in (WEIGHTS, *OPTIONAL)}
+    blobs = {name: blob for name, blob in blobs.items() if _BLOB.fullmatch(blob)}
+    return _folder(folder, Pins("Hub", blobs) if blobs else None)
 
 
 def _refuse_pickles(path: str, source: str) -> None:
@@ -299,11 +361,11 @@ def _folder(folder: Path, pins: Pins | None = None, weights: str = WEIGHTS) -> R
     require(folder, CONFIG)
     require(folder, weights)
     if pins is not None:
-        check(folder, pins)
+        pins.check(folder)
     config = read_config(folder)
     recorded = {weights if name == WEIGHTS else name: digest for name, digest in config.sha256.items()}
     recorded = {name: digest for name, digest in recorded.items() if name == weights or (folder / name).exists()}
     own = Pins("config.json", recorded) if recorded else NOBODY
     if pins is None or pins.by != "registry":  # the registry also pins config.json
-        check(folder, own)
+        own.check(folder)
     return Resolved(folder, config.architecture, weights=weights, pins=pins or own, own=own)

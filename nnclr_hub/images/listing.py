@@ -199,6 +199,12 @@ def sources_at(place: str) -> Iterator[tuple[Place, list[Source]]]:
         yield folder, [Source(folder, name, *_size_and_time(place))]
 
 
+def prefixed_keys(images: Iterable[Source]) -> Iterator[Source]:
+    """Put the name of its archive before the key of each sample: keys of several archives may repeat."""
+    for one in images:
+        yield replace(one, key=f"{PurePosixPath(one.place.absolute).name}/{one.key}") if one.key else one
+
+
 def in_tiles(images: Iterable[Source], tiling: Tiling, reading: ImageReading) -> Iterator[Source]:
     """Yield the tiles of the images; a file that cannot be read stays, and whoever reads it reports the error.
 

@@ -128,11 +128,7 @@ class DecodingPool:
         return result
 
     def run_each(
-        self,
-        operation: Callable[..., T],
-        sources: Sequence[Any],
-        *arguments: Any,
-        limits: DecodingLimits | None = None,
+        self, operation: Callable[..., T], sources: Sequence[Any], *arguments: Any, limits: DecodingLimits | None = None
     ) -> list[T | Exception]:
         """Return for each source what `run` returns, or the exception that it raises.
 
@@ -146,30 +142,26 @@ class DecodingPool:
                 self._check_open()
                 worker = worker or _Worker()
                 self._running.add(worker)
-                for result in worker.results(operation, sources[len(results) :], arguments, limits):
-                    results.append(result)
+                worker.connection.send((operation, sources[len(results) :], arguments, limits))
+                while len(results) < len(sources):
+                    if not worker.connection.poll(max(WALL_S, WALL_PER_CPU * limits.cpu_s)):
+                        raise TimeoutError
+                    results.append(worker.connection.recv())
                     ended = 0
             except (EOFError, ConnectionError, TimeoutError) as error:
                 assert worker is not None
-                self._running.discard(worker)
-                code, worker = worker.end(), None
-                failure, most = self._failure(error, code, limits)
+                failure, most = self._failure(error, worker.end(), limits)
                 ended += 1
                 if ended >= most:
                     results.append(failure)
                     ended = 0
-            except ServiceError as error:
-                self._check_open()
-                results += [error] * (len(sources) - len(results))
             except BaseException:  # such as KeyboardInterrupt: the process may still send results
                 if worker is not None:
-                    self._running.discard(worker)
                     worker.end()
-                worker = None
                 raise
             finally:
                 self._running.discard(worker)  # type: ignore[arg-type]
-                self._free.put(worker)
+                self._free.put(None if worker is None or worker.connection.closed else worker)
         return results
 
     def close(self) -> None:
@@ -214,7 +206,7 @@ class _Worker:
 
     def __init__(self) -> None:
         try:
-            self._connection, theirs = _context().Pipe()
+            self.connection, theirs = _context().Pipe()
             # of a daemon, this program does not wait for the end at its own
             self.process = _context().Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
             self.process.start()
@@ -225,23 +217,13 @@ class _Worker:
                 "limit of the system (`ulimit -a`), raise it, or decode fewer images at once."
             ) from error
 
-    def results(
-        self, operation: Any, sources: Sequence[Any], arguments: tuple[Any, ...], limits: DecodingLimits
-    ) -> Iterator[Any]:
-        """Yield the result of each source, or its exception; raise EOFError, ConnectionError or TimeoutError."""
-        self._connection.send((operation, sources, arguments, limits))
-        for _ in sources:
-            if not self._connection.poll(max(WALL_S, WALL_PER_CPU * limits.cpu_s)):
-                raise TimeoutError
-            yield self._connection.recv()
-
     def end(self) -> int:
         """End the process; return its exit status, or minus the signal that had ended it before."""
-        if self.process.is_alive() and not self._connection.closed:
+        if self.connection.poll():
             self.process.join(0.2)  # a process that stopped may not be reaped yet
         self.process.kill()
         self.process.join()
-        self._connection.close()
+        self.connection.close()
         return self.process.exitcode or 0
 
 

@@ -1,25 +1,43 @@
-"""Write model folders.
+"""Write an encoder as a model folder, or as one ONNX file for runtimes without torch.
 
-The same encoder always gives the same bytes: the safetensors files have a single metadata key, and the config does not
-contain times or paths.
+    export_model(backbone, Path("models/photos"), architecture="resnet18", preprocessing=Preprocessing(128))
+    export_onnx("nnclr_resnet18_starter", Path("model.onnx"))
+
+    session = onnxruntime.InferenceSession("model.onnx")
+    vectors, = session.run(["embedding"], {"pixels": crops})        # (N, S, S, 3) uint8 -> (N, D) float32
+
+The same encoder always gives the same bytes of a folder: the safetensors files have a single metadata key, and the
+config does not contain times or paths. The metadata of an ONNX file describe the preprocessing ("preprocessing", JSON),
+which the caller does, and the encoder ("fingerprint", "source").
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from PIL import Image
+
 from nnclr_hub.encoder.backbones import backbone_with_weights, default_side, sized, timm_name
+from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, ONNXBackend, onnx_bytes, onnx_graph, onnx_session
+from nnclr_hub.encoder.backends.with_torch import Network
 from nnclr_hub.encoder.encoder import Encoder
+from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.network_output import pooling, vector_length
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, WeightsMismatch
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import (
+    ABOUT_GRAPH,
     CARD,
     CONFIG,
     FORMAT_VERSION,
@@ -36,7 +54,6 @@ from nnclr_hub.hub.layout import (
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.card import is_edited, model_card
-from nnclr_hub.publish.onnx_file import describe, write_graph
 from nnclr_hub.publish.provenance import NO_LICENSE, check_license, check_terms, license_of, record_forced
 
 if TYPE_CHECKING:
@@ -45,6 +62,8 @@ if TYPE_CHECKING:
 DTYPES = ("fp32", "fp16")
 LIMITING = ("data_terms", "parents")  # keys of the record that limit the license
 STAGING = ".export-"  # where files are written before they are moved into place
+GRAPH_NEEDS = ("onnx", "onnxscript", "onnxruntime")  # a GPU machine may lack them
+LOWEST_COSINE = 0.9999  # of an exported network's vectors with torch's
 PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
 
 
@@ -58,7 +77,7 @@ def export_model(
     heads: Mapping[str, nn.Module] | None = None,
     provenance: Mapping[str, Any] | None = None,
     dtype: str = "fp32",
-    graph: bool = False,
+    graph: bool | None = None,
 ) -> Path:
     """Write a model folder.
 
@@ -68,7 +87,8 @@ def export_model(
         model_args: the arguments of `create_backbone`.
         heads: by name, which continued training needs.
         provenance: the block "nnclr" of config.json; the card shows its "metrics".
-        graph: write network.onnx too, with which the encoder embeds without torch.
+        graph: write network.onnx, with which the encoder embeds without torch; None: if the packages for it are
+            installed.
 
     Raises:
         InvalidRequest: the dtype is invalid, provenance is not JSON, or the target contains other files.
@@ -110,7 +130,7 @@ def export_run(
     heads: Mapping[str, Tensor] | None = None,
     support_set: Tensor | None = None,
     force_license: bool = False,
-    graph: bool = False,
+    graph: bool | None = None,
 ) -> Path:
     """Copy the encoder of a run, or any model folder, to another folder. See `export_model`.
 
@@ -124,7 +144,7 @@ def export_run(
         force_license: accept a license wider than the terms of the parents and of the training images, or one that
             cannot be compared with them; see `check_license`. New terms are compared with a license that is kept, too.
             The record and the card then say that the license was forced.
-        graph: write network.onnx too, with which the encoder embeds without torch.
+        graph: see `export_model`.
 
     Raises:
         ModelFilesMissing: the run does not have an encoder yet.
@@ -231,7 +251,7 @@ def _pretrained_cfg(backbone: nn.Module, preprocessing: Preprocessing, about: Ma
     }
 
 
-def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Tensor]], graph: bool) -> Path:
+def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Tensor]], graph: bool | None) -> Path:
     """Write all files to a staging folder, then move them into place, config.json last.
 
     Until the moves begin, an existing model does not change. If the machine stops between two moves, the hashes in
@@ -257,11 +277,14 @@ def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Te
                     # a single metadata key, because safetensors writes several in random order; not save_file, because
                     # only the owner can read the files that it creates
                     (half / name).write_bytes(save(state, metadata={"format": "pt"}))
-            if graph:
+            if all(map(find_spec, GRAPH_NEEDS)) if graph is None else graph:
                 preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
                 encoder = Encoder(network, preprocessing, config=config, device="cpu")
-                write_graph(encoder, half)
-                block["graph"] = describe(encoder)
+                wrapped = Network(encoder.backbone, preprocessing)
+                (half / GRAPH).write_bytes(onnx_graph(wrapped, half / WEIGHTS))
+                _agreement(encoder, ONNXBackend(half / GRAPH).run)
+                about = {name: getattr(encoder, name) for name in ABOUT_GRAPH}
+                block["graph"] = about | {"fingerprint": encoder.network_fingerprint}
             hashes = {name: sha256_of(half / name) for name in (*tensors, GRAPH) if (half / name).is_file()}
             config = replace(config, nnclr={**block, "sha256": hashes})
             try:
@@ -286,3 +309,108 @@ def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Te
             f"{folder} cannot be written ({error.strerror or error}); free some space, or use another folder."
         ) from error
     return folder
+
+
+# ---- one file --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ONNXFile:
+    """An exported file.
+
+    path: of the file.
+    cosine: the lowest cosine of its vectors with torch's, on synthetic images in batches of two sizes; None if ONNX
+        Runtime is not installed, because nothing was compared.
+    """
+
+    path: Path
+    cosine: float | None
+
+
+def export_onnx(source: str | Path, path: Path) -> ONNXFile:
+    """Write an encoder as ONNX: "pixels" (batch, S, S, 3) uint8 -> "embedding" (batch, D) float32 of length 1.
+
+    A second output, "features", has the vectors before normalization. An existing file is replaced only after the new
+    one is complete. If ONNX Runtime is installed, the new one must also give torch's vectors.
+
+    Args:
+        source: any source of `load_encoder`.
+        path: its name ends in .onnx.
+
+    Raises:
+        MissingDependency: onnx or onnxscript is not installed.
+        InvalidRequest: the name or the folder is invalid, or the network cannot be exported.
+        ModelError: the encoder cannot be loaded, the file does not give torch's vectors, or it cannot be written.
+    """
+    path = Path(path)
+    if path.suffix != ".onnx":
+        raise InvalidRequest(f"{path} must end in .onnx, for example {path.with_suffix('.onnx')}.")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"The folder {path.parent} does not exist; create it first, or use another file.")
+    if path.is_dir():  # checked before the export, which is slow
+        raise _unwritable(path, os.strerror(errno.EISDIR))
+    encoder = load_encoder(source, device="cpu", backend="torch")
+    if encoder.appended:
+        raise InvalidRequest(f"The network of {encoder.name} does not compute its parts; name it without them.")
+    preprocessing = encoder.transform.preprocessing
+    about = {
+        "source": encoder.name,
+        "fingerprint": encoder.fingerprint,
+        "preprocessing": json.dumps(preprocessing.steps),
+    }
+    model = onnx_bytes(Network(encoder.backbone, preprocessing), about)
+    cosine = None
+    if find_spec("onnxruntime"):
+        session = onnx_session(model)
+        cosine = _agreement(encoder, lambda crops: session.run([EMBEDDING], {INPUT: crops})[0])
+    try:
+        replace_file(path, model)
+    except OSError as error:
+        raise _unwritable(path, error.strerror) from error
+    return ONNXFile(path, cosine)
+
+
+def _agreement(encoder: Encoder, run: Callable[[np.ndarray], np.ndarray]) -> float:
+    """Return the lowest cosine of a network's vectors with torch's; refuse a low one."""
+    preprocessing = encoder.transform.preprocessing
+    images = probe_images(preprocessing.input_size, channels=preprocessing.in_chans)
+    wanted = encoder.forward_crops(images)
+    cosine = min(worst_cosine(run(images[:count]), wanted[:count]) for count in (1, len(images)))
+    if cosine < LOWEST_COSINE:
+        raise WeightsMismatch(
+            f"The ONNX model of {encoder.name} gives other vectors than torch (cosine {cosine:.4f}), so it was not "
+            "written; try other versions of torch and onnxscript."
+        )
+    return cosine
+
+
+def _unwritable(path: Path, reason: str | None) -> ModelError:
+    return ModelError(f"{path} cannot be written ({reason}); free some space, or use another file.")
+
+
+def probe_images(side: int, count: int = 8, channels: int = 3) -> np.ndarray:
+    """Return (count, side, side, channels) uint8, the same on every machine; beyond RGB the colors are repeated.
+
+    Noise alone is not enough, because a network returns similar vectors for all of it. So each image is a sum of noise
+    of several sizes, coarse noise with the most contrast, as in photographs.
+    """
+    images = np.zeros((count, side, side, 3), np.uint8)
+    for seed, image in enumerate(images):
+        rng, total = np.random.default_rng(seed), np.zeros((side, side, 3))
+        for cells in (2, 4, 8, 16, 32):
+            noise = Image.fromarray(rng.integers(0, 256, (cells, cells, 3), np.uint8))
+            total += np.asarray(noise.resize((side, side), Image.Resampling.BICUBIC), float) / cells
+        total -= total.min()
+        image[:] = total / total.max() * 255
+    return images if channels == 3 else images[..., np.arange(channels) % 3]
+
+
+def worst_cosine(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Return the lowest cosine between rows of two (N, D) arrays; -1 if a value is not finite.
+
+    A row of zeros in both, as a collapsed network gives it, counts as equal.
+    """
+    lengths = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
+    cosines = (got * wanted).sum(axis=1) / np.maximum(lengths, 1e-12)
+    equal = (got == wanted).all(axis=1)
+    return float(np.where(equal, 1.0, np.nan_to_num(cosines, nan=-1.0)).min())

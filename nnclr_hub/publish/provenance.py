@@ -103,8 +103,6 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
     images = []
     for record in (about, before):
         ancestors = [*_ancestors(record)]
-        terms_of = [str(one["data_terms"]) for one in (record, *ancestors) if one.get("data_terms")]
-        images += [("the training data", terms) for terms in terms_of]
         licenses += [(f"the parent {one.get('source')}", str(one.get("license") or NO_LICENSE)) for one in ancestors]
         images += [
             ("the training data", str(one["data_terms"])) for one in (record, *ancestors) if one.get("data_terms")

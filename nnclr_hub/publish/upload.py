@@ -16,14 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import (
     InvalidRequest,
-    ModelError,
     ModelFilesMissing,
     NNCLRHubError,
     PublishingError,
@@ -32,14 +30,9 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.hub.layout import CARD, CONFIG, OPTIONAL, WEIGHTS, read_config, read_weights, sha256_of
 from nnclr_hub.hub.repositories import hub_failure, network_errors, require_endpoint
-from nnclr_hub.hub.sources import resolve
-from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.card import is_ours, model_card, require_repository, sealed
-from nnclr_hub.publish.export import export_model, export_run
+from nnclr_hub.publish.export import export_model
 from nnclr_hub.publish.provenance import INHERITED, NO_LICENSE, check_license, license_of, parent_record, record_forced
-
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
 
 LICENSE = "LICENSE"
 # valid in git, and neither the branch nor a commit
@@ -58,7 +51,6 @@ class Published:
     tagged: whether the tag is new.
     sent: changed file -> bytes.
     removed: files of the previous model that this one does not have.
-    compared: whether the Hub was reached; a dry run without it plans for a new repository.
     """
 
     repository: str
@@ -69,7 +61,6 @@ class Published:
     tagged: bool = False
     sent: Mapping[str, int] = field(default_factory=dict)
     removed: Sequence[str] = ()
-    compared: bool = True
 
     @property
     def source(self) -> str | None:
@@ -96,8 +87,7 @@ def publish_model(
         private: make it private; a public repository is refused.
         tag: name of the release; never moved.
         pr: open a pull request.
-        dry_run: run all checks, but change nothing. Without a token, a private repository counts as missing; without a
-            network, every repository does.
+        dry_run: run all checks, but change nothing. Without a token, a private repository counts as missing.
         overwrite_card: replace an edited README in the repository.
         token: default: HF_TOKEN, or the token of `hf auth login`.
 
@@ -106,18 +96,22 @@ def publish_model(
         ModelFilesMissing, TamperedModel, WeightsMismatch: the folder is incomplete or damaged.
         PublishingError: the tag exists elsewhere, the README was edited, or the Hub refuses.
     """
-    check_options(repository, tag, pr)
+    _check_options(repository, tag, pr)
+    from huggingface_hub import HfApi, get_token
+
+    require_endpoint()
     with tempfile.TemporaryDirectory() as temporary, _hub_errors(repository):
         staged = _stage(Path(folder), Path(temporary), repository, tag)
-        api = _client(token, dry_run)
-        plan, head = _plan(api, staged, repository, tag, private, dry_run, overwrite_card)
-        if not plan.compared:
-            return plan
-        if dry_run and api.token is not None:
-            api.whoami()  # without dry_run, the first write reports an unknown token
+        token = token or get_token()
+        if not (token or dry_run):
+            raise PublishingError("No token for the Hub was found; set HF_TOKEN, or log in with `hf auth login`.")
+        api = HfApi(token=token, library_name="nnclr_hub")
+        plan, head = _plan(api, staged, repository, tag, private, overwrite_card)
         if pr and plan.created:
             raise PublishingError(f"{repository} does not exist, so a pull request is not possible; leave out --pr.")
         if dry_run:
+            if token is not None:
+                api.whoami()  # without dry_run, the first write reports an unknown token
             return plan
         if plan.created:
             api.create_repo(repository, private=private)
@@ -134,17 +128,65 @@ def publish_model(
             )
             plan = replace(plan, commit=made.oid, pull_request=made.pr_num)
         if plan.tagged:
-            assert tag is not None
-            api.create_tag(repository, tag=tag, revision=plan.commit)
+            api.create_tag(repository, tag=str(tag), revision=plan.commit)
     return plan
 
 
-def check_options(repository: str, tag: str | None, pr: bool) -> None:
-    """Check the repository, the tag and their combination.
+def push_to_hub(
+    encoder: Encoder,
+    repository: str,
+    *,
+    license: str | None = None,
+    data: str | None = None,
+    private: bool = False,
+    tag: str | None = None,
+    pr: bool = False,
+    token: str | None = None,
+    force_license: bool = False,
+) -> Published:
+    """Publish the network of an encoder, as it is in memory: `export_model` and `publish_model` in one.
+
+    License, images, terms and parents of the model folder from which it was loaded are recorded, and timm as a parent.
+    Heads and results are not, since the weights may have changed: publish the folder for these.
+
+    Args:
+        license: of the weights, for the card; None: that of the model folder or of timm.
+        data: the training images and their terms, for the card; None: those of the model folder.
+        private, tag, pr, token: see `publish_model`.
+        force_license: see `export_run`.
 
     Raises:
-        InvalidRequest: one is invalid.
+        NNCLRHubError: see `export_model` and `publish_model`.
     """
+    _check_options(repository, tag, pr)
+    before: dict[str, Any] = {}
+    known = NO_LICENSE
+    if encoder.config is not None and not encoder.name.startswith("random:"):  # true of weights that were changed, too
+        about, known = encoder.config.nnclr, license_of(encoder.config)
+        before = {name: about[name] for name in INHERITED if name in about}
+    elif encoder.name.startswith("timm:"):
+        parent = parent_record(encoder.name, encoder)
+        known, before = parent["license"], {"parents": [parent]}
+    before |= {} if known == NO_LICENSE else {"license": known}
+    given = {key: value for key, value in (("license", license), ("data", data)) if value is not None}
+    with record_forced(force_license, given):
+        if license not in (None, before.get("license")):
+            check_license(license, {}, before)
+    config, cfg = encoder.config, encoder.backbone.pretrained_cfg
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = export_model(
+            encoder.backbone,
+            Path(temporary) / repository.rpartition("/")[2],
+            provenance={**before, **given},
+            architecture=config.architecture if config else cfg["architecture"],  # type: ignore[index]
+            model_args=config.model_args if config else {},
+            preprocessing=encoder.transform.preprocessing,
+        )
+        return publish_model(folder, repository, private=private, tag=tag, pr=pr, token=token)
+
+
+def _check_options(repository: str, tag: str | None, pr: bool) -> None:
+    """Raise InvalidRequest for an invalid repository, tag or combination of both."""
     require_repository(repository)
     if tag is not None and not _TAG.fullmatch(tag):
         raise InvalidRequest(
@@ -153,17 +195,6 @@ def check_options(repository: str, tag: str | None, pr: bool) -> None:
         )
     if tag is not None and pr:
         raise InvalidRequest("A pull request cannot have a tag until it is merged; leave out --tag or --pr.")
-
-
-def _client(token: str | None, dry_run: bool) -> HfApi:
-    """Return the client; a dry run needs no token for what everyone can see."""
-    from huggingface_hub import HfApi, get_token
-
-    require_endpoint()
-    token = token or get_token()
-    if not (token or dry_run):
-        raise PublishingError("No token for the Hub was found; set HF_TOKEN, or log in with `hf auth login`.")
-    return HfApi(token=token, library_name="nnclr_hub")
 
 
 def _stage(folder: Path, staged: Path, repository: str, revision: str | None) -> Path:
@@ -177,7 +208,7 @@ def _stage(folder: Path, staged: Path, repository: str, revision: str | None) ->
     for name, digest in recorded.items():
         if not (folder / name).is_file():
             raise ModelFilesMissing(f"{folder / name} is listed in {CONFIG} but missing; export the model again.")
-        if sha256_of(folder / name) != digest:  # without the cache of hashes
+        if sha256_of(folder / name) != digest:
             raise TamperedModel(f"{folder / name} differs from its hash in {CONFIG}; export the model again.")
         if name.endswith(".safetensors"):
             read_weights(folder, name)  # raises for NaN and infinity
@@ -200,27 +231,19 @@ def _stage(folder: Path, staged: Path, repository: str, revision: str | None) ->
 
 
 def _plan(
-    api: HfApi, staged: Path, repository: str, tag: str | None, private: bool, dry_run: bool, overwrite_card: bool
+    api: Any, staged: Path, repository: str, tag: str | None, private: bool, overwrite_card: bool
 ) -> tuple[Published, str | None]:
-    """Compare the repository with the staged files, and run all checks before anything is uploaded.
-
-    Returns:
-        The plan, and the head of the repository.
-    """
+    """Compare the repository with the staged files, before anything is uploaded; return the plan and its head."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+    from huggingface_hub.utils.sha import git_hash
 
     sizes = {path.name: path.stat().st_size for path in sorted(staged.iterdir())}
-    new = Published(repository, None, tag, created=True, tagged=tag is not None, sent=sizes)
     try:
         info = api.repo_info(repository)
     except RepositoryNotFoundError as error:
         if isinstance(error, GatedRepoError):
             raise
-        return new, None
-    except (ConnectionError, TimeoutError, *network_errors()) as error:
-        if dry_run and isinstance(hub_failure(error, repository), ModelFilesMissing):
-            return replace(new, compared=False), None
-        raise
+        return Published(repository, None, tag, created=True, tagged=tag is not None, sent=sizes), None
     if info.sha is None:
         raise PublishingError(f"{repository} has no commit yet; create one on its page first, such as a README.")
     if private and not info.private:
@@ -232,39 +255,29 @@ def _plan(
         raise PublishingError(
             f"{repository} has a branch {tag}, which a tag of that name would shadow; choose another tag."
         )
+
+    def is_same(entry: Any, path: Path) -> bool:  # only large files have a sha256
+        return entry.lfs.sha256 == sha256_of(path) if entry.lfs else entry.blob_id == git_hash(path.read_bytes())
+
     # by the commit, because the branch may move between the requests
     there: dict[str, Any] = {entry.path: entry for entry in api.list_repo_tree(repository, revision=info.sha)}
-    sent = {name: size for name, size in sizes.items() if not _is_same(there.get(name), staged / name)}
+    sent = {name: n for name, n in sizes.items() if name not in there or not is_same(there[name], staged / name)}
     removed = [name for name in OPTIONAL if name in there and name not in sizes]
     at = {one.name: one.target_commit for one in refs.tags}.get(tag or "")
     if at is not None and (sent or removed or at != info.sha):
         raise PublishingError(
             f"The tag {tag} of {repository} exists at commit {at[:12]} and is never moved; choose a new tag."
         )
-    if CARD in sent and CARD in there and not overwrite_card and not is_ours(_read_card(api, repository, info.sha)):
-        raise PublishingError(
-            f"The {CARD} of {repository} was edited; copy the edits into your {CARD}, then use --overwrite-card."
-        )
-    commit = None if sent or removed else info.sha
-    return replace(
-        new, commit=commit, created=False, tagged=new.tagged and at is None, sent=sent, removed=removed
-    ), info.sha
-
-
-def _is_same(entry: Any, path: Path) -> bool:
-    """Return whether a file on the Hub has this content; only large files have a sha256."""
-    from huggingface_hub.utils.sha import git_hash
-
-    if entry is None:
-        return False
-    return entry.lfs.sha256 == sha256_of(path) if entry.lfs else entry.blob_id == git_hash(path.read_bytes())
-
-
-def _read_card(api: HfApi, repository: str, commit: str) -> str:
-    """Read the README without the cache, so that it does not count as a download of the model."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = api.hf_hub_download(repository, CARD, revision=commit, local_dir=folder)
-        return Path(path).read_text("utf-8", "replace")
+    if CARD in sent and CARD in there and not overwrite_card:
+        with tempfile.TemporaryDirectory() as folder:  # not the cache: this is no download of the model
+            path = Path(api.hf_hub_download(repository, CARD, revision=info.sha, local_dir=folder))
+            if not is_ours(path.read_text("utf-8", "replace")):
+                raise PublishingError(
+                    f"The {CARD} of {repository} was edited; copy the edits into your {CARD}, then use "
+                    "--overwrite-card."
+                )
+    commit, tagged = None if sent or removed else info.sha, tag is not None and at is None
+    return Published(repository, commit, tag, tagged=tagged, sent=sent, removed=removed), info.sha
 
 
 @contextmanager
@@ -277,92 +290,3 @@ def _hub_errors(repository: str) -> Iterator[None]:
     except (OSError, RuntimeError, ValueError, *network_errors()) as error:
         failure = hub_failure(error, repository)
         raise (failure if isinstance(failure, InvalidRequest) else PublishingError(str(failure))) from error
-
-
-# ---- an encoder in memory --------------------------------------------------------------------------------------------
-
-
-def push_to_hub(
-    encoder: Encoder,
-    repository: str,
-    *,
-    license: str | None = None,
-    data: str | None = None,
-    private: bool = False,
-    tag: str | None = None,
-    pr: bool = False,
-    token: str | None = None,
-    force_license: bool = False,
-) -> Published:
-    """Publish an encoder: `export_model` and `publish_model` in one.
-
-    Heads and results are included only if weights and preprocessing are those of the model folder that the encoder
-    was loaded from. License, images, terms and parents of that folder are always recorded, and timm as a parent.
-
-    Args:
-        license: of the weights, for the card; None: that of the model folder or of timm.
-        data: the training images and their terms, for the card; None: those of the model folder.
-        private, tag, pr, token: see `publish_model`.
-        force_license: see `export_run`.
-
-    Raises:
-        NNCLRHubError: see `export_run` and `publish_model`.
-    """
-    check_options(repository, tag, pr)
-    about = {key: value for key, value in (("license", license), ("data", data)) if value is not None}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / repository.rpartition("/")[2]
-        origin = _unchanged_origin(encoder)
-        if origin is not None:
-            export_run(origin, folder, provenance=about, force_license=force_license)
-        else:
-            before = _inherited(encoder)
-            with record_forced(force_license, about):
-                if license not in (None, before.get("license")):
-                    check_license(license, {}, before)
-            config, cfg = encoder.config, encoder.backbone.pretrained_cfg
-            export_model(
-                encoder.backbone,
-                folder,
-                provenance={**before, **about},
-                architecture=config.architecture if config else cfg["architecture"],  # type: ignore[index]
-                model_args=config.model_args if config else {},
-                preprocessing=encoder.transform.preprocessing,
-            )
-        return publish_model(folder, repository, private=private, tag=tag, pr=pr, token=token)
-
-
-def _inherited(encoder: Encoder) -> dict[str, Any]:
-    """Return the license, images, terms and parents of the weights that the encoder was loaded with, as far as known.
-
-    They hold for weights that were changed since, but not for random weights in the network of a model folder.
-    """
-    found: dict[str, Any] = {}
-    license = NO_LICENSE
-    if encoder.config is not None and not encoder.name.startswith("random:"):
-        about, license = encoder.config.nnclr, license_of(encoder.config)
-        found = {name: about[name] for name in INHERITED if name in about}
-    elif encoder.name.startswith("timm:"):
-        parent = parent_record(encoder.name, encoder)
-        license, found = parent["license"], {"parents": [parent]}
-    return found if license == NO_LICENSE else {**found, "license": license}
-
-
-def _unchanged_origin(encoder: Encoder) -> Path | None:
-    """Return the model folder of the encoder if its weights and preprocessing have not changed since."""
-    import torch
-
-    try:
-        found = resolve(encoder.name) if encoder.config is not None else None
-    except ModelError:  # deleted since
-        return None
-    if found is None or found.folder is None or found.seed is not None:
-        return None
-    published = Preprocessing.from_pretrained_cfg(found.config.pretrained_cfg)
-    if replace(encoder.transform.preprocessing, reading=PLAIN) != published:
-        return None
-    saved, now = read_weights(found.folder, found.weights), encoder.backbone.state_dict()
-    same = saved.keys() == now.keys() and all(
-        torch.equal(value.float(), now[key].float().cpu()) for key, value in saved.items()
-    )
-    return found.folder if same else None

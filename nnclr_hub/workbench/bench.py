@@ -10,23 +10,40 @@ bench.run("verify", CollectionRequest("photos"), progress=bar)
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, ServerUnreachable
+from nnclr_hub.errors import ImageError, NNCLRHubError, ServerUnreachable
 from nnclr_hub.store.base import Collection, Progress, VectorStore
-from nnclr_hub.workbench.add_request import AddRequest, NewImage
+from nnclr_hub.workbench.folder_changes import IndexReport
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
 from nnclr_hub.workbench.tasks import Request
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
 
-
 log = logging.getLogger(__name__)
+Report = Callable[[str], Progress]  # the title of a step -> its progress
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """An inspection of a folder or a collection.
+
+    findings: the content of findings.json.
+    paths: of the items, by id.
+    page: the report: a file, or an address of the web app.
+    """
+
+    findings: Mapping[str, Any]
+    paths: Mapping[str, str]
+    page: str
 
 
 class Bench(Protocol):
@@ -35,6 +52,19 @@ class Bench(Protocol):
     @property
     def store(self) -> VectorStore:
         """The collections."""
+        ...
+
+    @property
+    def default_model(self) -> str:
+        """The encoder that is used if none is named."""
+        ...
+
+    def collection(self, name: str) -> Collection:
+        """Return an existing collection; CollectionNotFound, perhaps at its first use, names the existing ones."""
+        ...
+
+    def create_collection(self, name: str, request: NewCollection = NewCollection()) -> Collection:
+        """Create a collection. Raises CollectionExists, or an error of its model."""
         ...
 
     def search_each(self, name: str, queries: Sequence[SearchQuery]) -> list[Answer]:
@@ -50,11 +80,35 @@ class Bench(Protocol):
         """Add images to an existing collection; return one entry per image: None or its error."""
         ...
 
+    def index_folder(
+        self, name: str, folder: FolderRequest | str | Path, *, progress: Progress = lambda done, total: None
+    ) -> IndexReport:
+        """Make a collection hold a folder's images; create it if necessary, and drop it again if it stays empty.
+
+        Call it again to continue, or to update changed files.
+
+        Args:
+            progress: called with (done, total), counted in images to embed.
+
+        Raises:
+            NoImages: the folder holds no image; with `prune`, it never held one or is empty.
+            InvalidRequest: the collection holds images of another folder under the same relative paths.
+        """
+        ...
+
     def embed_each(self, images: Sequence[ImageLike], model: str | None = None) -> list[np.ndarray | ImageError]:
         """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
 
         Args:
             model: None: the default.
+        """
+        ...
+
+    def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
+        """Inspect a collection; write the report, if it is a page of this machine, to the folder.
+
+        Args:
+            request: an InspectionRequest.
         """
         ...
 
@@ -69,18 +123,6 @@ class Bench(Protocol):
             progress: called with (done, total), in units of the task.
         """
         ...
-
-
-# ------------------------------------------------------------------------------ for implementations
-
-
-def check_vectors(collection: Collection, vectors: str | None) -> None:
-    """Raise InvalidRequest if a collection compares other vectors than `index_folder` asks for."""
-    if vectors not in (None, "auto", collection.spec.vectors):
-        raise InvalidRequest(
-            f"Collection {collection.name!r} was created with --vectors {collection.spec.vectors}, which cannot be "
-            "changed; leave out --vectors, or index into another collection."
-        )
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
 from nnclr_hub.store.where import parse, value_of
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
+from nnclr_hub.workbench.metadata import PIXEL_HASH
 from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 PAGE = 256
@@ -59,42 +59,32 @@ class DuplicatesRequest(Request):
             raise InvalidRequest("where and exact need a threshold; set threshold, or remove them.")
 
 
-@dataclass(frozen=True)
-class Duplicated:
-    """Groups of duplicates, the largest first.
-
-    surplus: number of items without which no duplicate is left.
-    groups: the first of them.
-    """
-
-    collection: str
-    found: int
-    surplus: int
-    groups: Groups
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the numbers, and the first ids of each group."""
-        groups = [{"size": len(ids), "ids": list(ids[:MAX_IDS])} for ids in self.groups]
-        return {**vars(self), "groups": groups}
-
-
 @task("duplicates", DuplicatesRequest, path="/collections/{collection}/duplicates")
-def find_duplicates(bench: Any, request: DuplicatesRequest, context: TaskContext) -> Duplicated:
-    """Find images with equal pixels, or with similar vectors if there is a threshold."""
+def find_duplicates(bench: Any, request: DuplicatesRequest, context: TaskContext) -> dict[str, Any]:
+    """Find images with equal pixels, or with similar vectors if there is a threshold.
+
+    Returns:
+        found: number of groups. surplus: number of items without which no duplicate is left.
+        groups: the largest ones, with the first ids of each.
+    """
     collection, progress = bench.collection(request.collection), context.progress
     if request.threshold is None:
         groups = exact_duplicates(collection, progress=progress)
     else:
         score = None if request.threshold == "auto" else request.threshold
         groups = near_duplicates(collection, score, where=request.where, exact=request.exact, progress=progress)
+    shown = [{"size": len(ids), "ids": list(ids[:MAX_IDS])} for ids in groups[: request.limit]]
     surplus = sum(len(ids) - 1 for ids in groups)
-    return Duplicated(collection.name, len(groups), surplus, groups[: request.limit])
+    return {"collection": collection.name, "found": len(groups), "surplus": surplus, "groups": shown}
 
 
-def same_value(collection: Collection, key: str, *, progress: Progress = lambda done, total: None) -> Groups:
+def exact_duplicates(
+    collection: Collection, key: str = PIXEL_HASH, *, progress: Progress = lambda done, total: None
+) -> Groups:
     """Return groups of at least two items with equal values of a metadata key, the largest first.
 
-    Items without the key, or with null, are in no group.
+    By default these are images with the same pixels, whatever their files are. Items without the key, or with null, are
+    in no group.
     """
     groups: dict[str, list[str]] = {}
     for items in _counted(collection, {"must": [{"key": key, "exists": True}]}, MAX_LIMIT, progress, with_vector=False):
@@ -102,11 +92,6 @@ def same_value(collection: Collection, key: str, *, progress: Progress = lambda 
             if (value := value_of(item.metadata, key, None)) is not None:
                 groups.setdefault(group_key(value), []).append(item.id)
     return _largest_first(groups.values())
-
-
-def exact_duplicates(collection: Collection, *, progress: Progress = lambda done, total: None) -> Groups:
-    """Return groups of at least two items whose images have the same pixels, whatever their files are."""
-    return same_value(collection, PIXEL_HASH, progress=progress)
 
 
 def near_duplicates(

@@ -22,12 +22,11 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.workbench.add_request import NewImage
-from nnclr_hub.workbench.import_format import FORMATS, ImportFormat, format_of_file
 from nnclr_hub.workbench.ingestion import read_image, refreshed
 from nnclr_hub.workbench.item_file import read_items
-from nnclr_hub.workbench.metadata_keys import FILE_HASH, PIXEL_HASH
+from nnclr_hub.workbench.metadata import FILE_HASH, PIXEL_HASH
 from nnclr_hub.workbench.privacy import without_paths
+from nnclr_hub.workbench.requests import FORMATS, ImportFormat, NewImage, format_of_file
 from nnclr_hub.workbench.staging import images_of
 from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
@@ -92,16 +91,16 @@ class ImportReport:
         return dict(vars(self))
 
 
-@task("import", ImportRequest, path="/collections/{collection}/imports")
-def import_file(bench: Any, request: ImportRequest, context: TaskContext) -> ImportReport:
-    """Import a file into an existing collection.
+@task("import", ImportRequest, path="/collections/{collection}/imports", upload="path")
+def import_file(bench: Any, request: ImportRequest, context: TaskContext) -> dict[str, Any]:
+    """Import a file into an existing collection; return an ImportReport as JSON.
 
     Raises:
         CollectionNotFound: the collection does not exist.
         InvalidRequest: the file is damaged, or not of this format.
         MissingDependency: pyarrow is needed and not installed.
     """
-    return (_import_images if request.kind.images else _import_items)(bench, request, context)
+    return (_import_images if request.kind.images else _import_items)(bench, request, context).as_json()
 
 
 # ---- vectors

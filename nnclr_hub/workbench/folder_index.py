@@ -2,24 +2,25 @@
 
 Running it again adds new files, embeds changed files (by size or modification time) again, and with `prune` deletes the
 items whose file was removed. Every batch is durable when it is done, so an interrupted run continues where it stopped.
+The task `index` does this with a folder that a server may read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.pool import decoding_processes
-from nnclr_hub.images.tiles import Tiling, is_empty
+from nnclr_hub.images.tiles import is_empty
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
-from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.add_request import NewImage
+from nnclr_hub.workbench.file_import import ImportReport
 from nnclr_hub.workbench.folder_changes import (
     FolderChanges,
     FolderImage,
@@ -30,7 +31,10 @@ from nnclr_hub.workbench.folder_changes import (
     list_images_of,
 )
 from nnclr_hub.workbench.ingestion import Read, embed_read, read_image, store_images
-from nnclr_hub.workbench.metadata_keys import BOX
+from nnclr_hub.workbench.metadata import BOX
+from nnclr_hub.workbench.requests import FolderRequest, NewImage
+from nnclr_hub.workbench.source_folders import SourceFolders
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
 BATCH = 64
 # of files in a batch; decoded they take about ten times as much memory, and two batches are in memory at once
@@ -46,47 +50,31 @@ class Write(Protocol):
 
 
 def index_folder(
-    write: Write,
-    folder: str | Path,
-    *,
-    prune: bool = False,
-    thumbnails: bool = True,
-    tiling: Tiling | None = None,
-    labels: LabelTable | str | Path | None = None,
-    begin: Callable[[FolderChanges], None] = lambda changes: None,
-    progress: Progress = lambda done, total: None,
+    write: Write, request: FolderRequest, begin: Callable[[FolderChanges], None], progress: Progress
 ) -> IndexReport:
-    """Make a collection hold the images of a folder.
+    """Make a collection hold the images of a folder; see `Bench.index_folder`.
 
     Args:
         write: called once per batch.
-        folder: read with all its subfolders; an image's parent folder is its label. Or an archive, an address or a
-            pattern, see `find_images`.
-        prune: delete items of this folder whose file was removed. Items of a subfolder that is empty, a link, or
-            unreadable are kept, since their files may exist; the report counts them as `kept`.
-        tiling: embed tiles of the images instead of whole images; None: whole images.
-        labels: a table of labels; see `list_images_of`.
         begin: called with the changes before the work starts.
-        progress: called with (done, total), counted in images to embed.
-
-    Raises:
-        NoImages: if the folder holds no image; with `prune`, if it never held one or is empty.
-        InvalidRequest: if the collection holds images of another folder under the same relative paths.
     """
     collection, embedder = write(lambda collection, embedder: (collection, embedder))
-    reading = embedder.reading  # a re-embedding keeps it
-    listing = list_images_of(folder, prune=prune, tiling=tiling, reading=reading, labels=labels)
+    reading, tiling = embedder.reading, request.tiling  # a re-embedding keeps the reading
+    listing = list_images_of(request.folder, prune=request.prune, tiling=tiling, reading=reading, labels=request.labels)
     from_folders = pages(collection, {"must": [{"key": "root", "exists": True}]}, limit=PAGE, with_vector=False)
     known = {item.id: dict(item.metadata) for items in from_folders for item in items}
     _refuse_clash(collection, listing, known)
-    if not prune:
+    if not request.prune:
         _refuse_other_tiles(collection, listing, known)
-    changes = find_changes(listing, known, prune=prune)
+    changes = find_changes(listing, known, prune=request.prune)
     begin(changes)
     _update(write, changes.moved)
 
     def read(file: FolderImage) -> Read:
-        return read_image(NewImage(file.id, file.path, file.described().metadata, thumbnails), reading)
+        return read_image(NewImage(file.id, file.path, file.described().metadata, request.thumbnails), reading)
+
+    def store(collection: Collection, embedder: Embedder, good: Sequence[Read]) -> list[ImageError | None]:
+        return store_images(collection, embed_read(good, embedder))
 
     failed: list[tuple[FolderImage, str]] = []
     empty: list[FolderImage] = []
@@ -99,24 +87,16 @@ def index_folder(
                     empty.append(file)
                 else:
                     good.append((file, one))
-            failed += _store(write, good)
+            reads = [one for _, one in good]
+            errors = write(lambda collection, embedder, reads=reads: store(collection, embedder, reads))
+            failed += [(file, str(error)) for (file, _), error in zip(good, errors, strict=True) if error is not None]
             done += len(files)
             progress(done, len(changes.wanted))
     _update(write, changes.labels)
     removed = 0
-    for ids in batches(changes.gone, PAGE) if prune else ():
+    for ids in batches(changes.gone, PAGE) if request.prune else ():
         removed += write(lambda collection, _, ids=ids: collection.delete(ids))
     return changes.report(failed, removed, listing.left_out, empty)
-
-
-def _store(write: Write, found: Sequence[tuple[FolderImage, Read]]) -> list[tuple[FolderImage, str]]:
-    """Embed images that were read, and upsert them in one durable write; return those that could not be read."""
-
-    def store(collection: Collection, embedder: Embedder) -> list[ImageError | None]:
-        return store_images(collection, embed_read([one for _, one in found], embedder))
-
-    errors = zip(found, write(store), strict=True)
-    return [(file, str(error)) for (file, _), error in errors if error is not None]
 
 
 def _update(write: Write, patches: Known) -> None:
@@ -179,3 +159,55 @@ def _refuse_clash(collection: Collection, listing: Listing, known: Known) -> Non
                 f"Collection {collection.name!r} already has {known[id]['path']} of {other}; index {root} into another "
                 "collection, or index a folder that contains both."
             )
+
+
+# ---- the task
+
+
+@dataclass(frozen=True)
+class IndexRequest(Request):
+    """A folder on the server."""
+
+    collection: str = option("name or alias of the collection")
+    source: str | None = option("name of one of the server's source folders; null if there is only one", None)
+    folder: str = option(
+        "folder in the source folder, including its subfolders; empty: the whole source folder", "", max_length=4096
+    )
+    prune: bool = option(
+        "delete items of this folder whose file no longer exists. Refused if the folder is empty, because its disk may "
+        "not be mounted. Items of a subfolder that is empty, a link or unreadable are kept; the result counts them as "
+        "`kept`",
+        False,
+    )
+    root: str | None = option(
+        "path of the source folder, whose name may change when a server restarts", None, hidden=True
+    )
+
+
+@task("index", IndexRequest, path="/collections/{collection}/index")
+def index_source(bench: Any, request: IndexRequest, context: TaskContext) -> dict[str, Any]:
+    """Make a collection match a folder in one of the source folders; return numbers, and the first broken images.
+
+    The state keeps the counts of the first attempt, so that a restarted job reports what it did in total.
+    """
+    folders = SourceFolders(bench.source_folders or ())
+    place = folders.find(request.source, request.folder) if request.root is None else None
+    folder = (place or folders.again(str(request.root), request.folder)).path
+    left: dict[str, int] = {}
+
+    def begin(changes: FolderChanges) -> None:
+        left.update(changes.counts)
+        if not context.state:
+            context.save(left)
+
+    wanted = FolderRequest(folder, prune=request.prune)
+    indexed = bench.index_folder(request.collection, wanted, begin=begin, progress=context.progress)
+    before = {what: max(0, context.state[what] - number) for what, number in left.items()}
+    unchanged = max(0, indexed.unchanged - before["new"] - before["changed"])
+    added, updated = indexed.added + before["new"], indexed.updated + before["changed"]
+    report = ImportReport(request.collection, added, updated, unchanged)
+    for path, reason in indexed.broken:
+        report.refuse(Path(path).relative_to(folder).as_posix(), reason)
+    report.left_out.update(indexed.left_out)
+    removed = indexed.removed + before["gone"] if request.prune else 0
+    return {**report.as_json(), "removed": removed, "kept": indexed.kept}

@@ -21,10 +21,10 @@ from nnclr_hub.images.pool import run_isolated
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item
-from nnclr_hub.workbench.add_request import NewImage
 from nnclr_hub.workbench.image_record import record
-from nnclr_hub.workbench.metadata_keys import FILE_HASH, OWNED, PIXEL_HASH, PLACE
+from nnclr_hub.workbench.metadata import FILE_HASH, OWNED, PIXEL_HASH, PLACE
 from nnclr_hub.workbench.originals import Originals, file_hash
+from nnclr_hub.workbench.requests import NewImage
 
 DECODED_AT_ONCE = 8  # one image may take 120 MB
 NO_VECTOR = np.zeros(0, np.float32)

@@ -14,7 +14,6 @@ tables are decoded in a process with limits, which returns one batch of rows at 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, time
@@ -28,8 +27,8 @@ from nnclr_hub.images.pool import DecodingLimits, DecodingPool
 from nnclr_hub.missing_values import is_nan
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.exchange import require_parquet
-from nnclr_hub.workbench.import_format import ImportFormat
 from nnclr_hub.workbench.payload import decode_vector
+from nnclr_hub.workbench.requests import ImportFormat
 
 MOST_LINE = 4 << 20  # bytes: the longest vector as text, and 64 KiB of metadata
 ROWS = 1000  # of a batch
@@ -65,7 +64,7 @@ def read_items(path: Path, format: ImportFormat) -> Iterator[Row]:
     try:
         while True:
             try:
-                items, done = pickle.loads(pool.run(read_batch, path, format.name, number))
+                items, done = pool.run(read_batch, path, format.name, number)
             except ImageTooExpensive as error:
                 raise InvalidRequest(
                     f"Decoding some rows of the file takes more than {CPU_S:g} CPU seconds or {limits.memory >> 20} "
@@ -143,8 +142,8 @@ class _Reader:
 _reader: _Reader | None = None
 
 
-def read_batch(path: str, format: str, start: int) -> bytes:
-    """Return the items after the first `start` rows, and how many bytes are read, pickled; no items at the end.
+def read_batch(path: str, format: str, start: int) -> tuple[list[Item | str], int]:
+    """Return the items after the first `start` rows, and how many bytes are read; no items at the end.
 
     The process keeps the table open, because the next batch is usually the one that follows.
     """
@@ -157,19 +156,26 @@ def read_batch(path: str, format: str, start: int) -> bytes:
         batch, done = next(_reader.batches, (None, 0))
         items = [] if batch is None else _items(batch)
         _reader.number += len(items)
-        data = pickle.dumps((items, done))
     except (InvalidRequest, MemoryError, ImportError):
         raise
     except Exception as error:
         if getattr(error, "errno", None):  # of the machine
             raise
         raise _damaged(format, str(error) or type(error).__name__) from error
-    if len(data) > MOST_BATCH:
+    size = sum(len(item) if isinstance(item, str) else item.vector.nbytes + _size(item.metadata) for item in items)
+    if size > MOST_BATCH:
         raise InvalidRequest(
-            f"{len(items)} rows of the file take {len(data) >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB. Write "
-            "shorter values."
+            f"{len(items)} rows of the file take {size >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB. Write shorter "
+            "values."
         )
-    return data
+    return items, done
+
+
+def _size(value: Any) -> int:
+    """Return about how many bytes a value of metadata takes on its way to another process."""
+    if isinstance(value, dict):
+        return sum(len(key) + _size(one) for key, one in value.items())
+    return sum(map(_size, value)) if isinstance(value, list) else len(value) if isinstance(value, str | bytes) else 8
 
 
 def _batches(path: str, format: str) -> Iterator[tuple[Any, int]]:
@@ -212,15 +218,14 @@ def _items(batch: Any) -> list[Item | str]:
             f"The file has no column {min(missing)!r}; it needs id and vector. For a table of images, use `nnclr "
             "index`."
         )
-    vectors = batch.column("vector")
     columns = {name: batch.column(name).to_pylist() for name in names if name != "vector"}
     others = [name for name in names if name not in FIELDS]
+    metadata = columns.get("metadata") or [None] * len(batch)
     items = []
-    for i, id in enumerate(columns["id"]):
+    for i, (id, vector) in enumerate(zip(columns["id"], _vectors(batch.column("vector")), strict=True)):
         extra = {name: value for name in others if (value := _plain(columns[name][i])) is not None}
-        metadata = columns["metadata"][i] if "metadata" in columns else None
         # a table has one type for all ids, so 7 and "007" cannot both occur
-        items.append(_item(str(id) if type(id) is int else id, _numbers(vectors[i]), metadata, extra))
+        items.append(_item(str(id) if type(id) is int else id, vector, metadata[i], extra))
     return items
 
 
@@ -231,12 +236,17 @@ def _plain(value: Any) -> Any:
     return None if is_nan(value) else value
 
 
-def _numbers(value: Any) -> Any:
-    """Return the vector in a cell of a table: an array if it is a list of numbers."""
-    numbers = getattr(value, "values", None)
-    if numbers is None:
-        return value.as_py()
-    try:
-        return numbers.to_numpy(zero_copy_only=False).astype(np.float32)
-    except (TypeError, ValueError):
-        return value.as_py()
+def _vectors(column: Any) -> list[Any]:
+    """Return the vectors in a column of a table: arrays if they are lists of numbers."""
+    import pyarrow
+    from pyarrow import compute
+
+    kind = column.type
+    if isinstance(kind, pyarrow.ListType | pyarrow.LargeListType | pyarrow.FixedSizeListType):
+        numbers = column.flatten()  # without the lists that are null
+        if pyarrow.types.is_integer(numbers.type) or pyarrow.types.is_floating(numbers.type):
+            rows = numbers.to_numpy(zero_copy_only=False).astype(np.float32)
+            sizes = compute.call_function("list_value_length", [column]).fill_null(0).to_numpy(zero_copy_only=False)
+            parts = np.split(rows, np.cumsum(sizes)[:-1]) if len(sizes) else []
+            return [part if valid else None for part, valid in zip(parts, column.is_valid().to_pylist(), strict=True)]
+    return column.to_pylist()

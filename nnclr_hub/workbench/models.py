@@ -7,7 +7,8 @@ from typing import Protocol
 
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ModelError
-from nnclr_hub.hub.sources import recorded_source
+from nnclr_hub.hub.registry import default_model
+from nnclr_hub.hub.sources import PYTHON, recorded_source, resolve, split_appended
 from nnclr_hub.store.base import CollectionSpec
 
 
@@ -45,6 +46,26 @@ def embedder_for(models: Models, spec: CollectionSpec) -> Embedder:
         return default
 
 
+def check_model(model: str | None, backend: str | None = None) -> str:
+    """Return the source of an encoder, after all checks that need no torch, whose import takes seconds.
+
+    Args:
+        model: None: the best starter.
+        backend: None: the default.
+
+    Raises:
+        ModelError: it is unavailable; see `nnclr_hub.hub.sources.resolve`.
+        InvalidRequest: there is no such backend.
+    """
+    from nnclr_hub.encoder.backends import default_backend, parse_backend
+
+    parse_backend(backend or default_backend())
+    source = model or default_model()
+    if not source.startswith(PYTHON):
+        resolve(split_appended(source)[0])
+    return source
+
+
 class Encoders:
     """Load each encoder on its first use and keep it.
 
@@ -61,17 +82,16 @@ class Encoders:
 
     @property
     def default(self) -> str:
-        from nnclr_hub.hub.registry import default_model
-
         return self._default or default_model()
 
     def get(self, source: str | None = None) -> Embedder:
         """Return the encoder of that source, loaded once, or raise ModelError."""
-        from nnclr_hub.encoder.loader import load_encoder
-
         source = source or self.default
         with self._lock:  # two callers at once must not load it twice
             if source not in self._loaded:
+                check_model(source, self._backend)
+                from nnclr_hub.encoder.loader import load_encoder
+
                 self._loaded[source] = load_encoder(source, device=self._device, backend=self._backend)
             return self._loaded[source]
 

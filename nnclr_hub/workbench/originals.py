@@ -28,7 +28,7 @@ from nnclr_hub.store.base import Collection, VectorStore, Where
 from nnclr_hub.store.disk import NO_SPACE, fsync_folder
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import MAX_IN
-from nnclr_hub.workbench.metadata_keys import FILE_HASH
+from nnclr_hub.workbench.metadata import FILE_HASH
 
 log = logging.getLogger(__name__)
 

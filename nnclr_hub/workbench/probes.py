@@ -35,16 +35,16 @@ from nnclr_hub.probe.metrics import (
     top_k_accuracy,
 )
 from nnclr_hub.probe.uncertainty import confidence_interval
+from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.records import Record, Records
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, refuse_few
+from nnclr_hub.workbench.metadata import path_of
 from nnclr_hub.workbench.payload import decode_base64, decode_vector
-from nnclr_hub.workbench.portion import portion
-from nnclr_hub.workbench.table_items import path_of
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
 
 PROBE = "probe"
 CARD = "card.json"
@@ -55,6 +55,7 @@ MOST_SHOT = 2000  # rows per fit of the few-shot curve, which needs many fits
 BATCH = 32  # images that are embedded at a time
 MAX_NAMED = 100  # unreadable images in a result
 Validation = tuple[np.ndarray, "np.ndarray | list[Label]"] | None
+Broken = list[tuple[Any, str]]  # position or name of each image that could not be read, with the reason
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,6 @@ class FittedProbe:
     few_shot: how the accuracy on the held-out rows grows with the number of labels per class, from small fits.
     source: JSON: where the rows come from.
     left_out: how many rows were not used, by reason.
-    broken: position or name of each image that could not be read, with the reason.
     without_images: classes of a folder without an image to fit on; the probe does not have them.
     """
 
@@ -139,12 +139,7 @@ class FittedProbe:
 
 @dataclass(frozen=True)
 class KeptProbe:
-    """A named probe and its description.
-
-    probe: without weights in a listing.
-    about: JSON: created (seconds since 1970), source, rows, left_out, held_out, scores, none, per_class, dim, confusion
-        and few_shot.
-    """
+    """A named probe, without weights in a listing, and its description as JSON; see `FittedProbe.kept`."""
 
     name: str
     probe: LinearProbe
@@ -175,25 +170,9 @@ class ProbeFit(FitOptions):
             raise InvalidRequest("Give either collection and field, or items.")
 
 
-@dataclass(frozen=True)
-class ProbeFitted:
-    """A probe that is kept at the end of the task."""
-
-    name: str
-    fitted: FittedProbe
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the scores, and the first images that could not be read."""
-        about = self.fitted.kept(self.name).about
-        numbers = {name: about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
-        errors = [{"index": index, "detail": reason} for index, reason in self.fitted.broken[:MAX_NAMED]]
-        probe = self.fitted.probe
-        return {"probe": self.name, "classes": len(probe.classes), "l2": probe.l2, **numbers, "errors": errors}
-
-
 @task("probe_fit", ProbeFit, path="/probes")
-def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> ProbeFitted:
-    """Fit a probe, and keep it with the store."""
+def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> dict[str, Any]:
+    """Fit a probe, and keep it with the store; return the scores, and the first images that could not be read."""
     if request.items is None:
         assert request.field is not None
         collection = bench.collection(request.collection)
@@ -204,8 +183,11 @@ def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> ProbeFitte
         embedder = bench.models.get(source) if images or source else None
         fitted = fit_on_examples(request.items, embedder, request, progress=context.progress)
     context.raise_if_cancelled()
-    context.at_end(partial(keep_probe, kept=fitted.kept(request.name), replace=request.replace))
-    return ProbeFitted(request.name, fitted)
+    kept, probe = fitted.kept(request.name), fitted.probe
+    context.at_end(partial(keep_probe, kept=kept, replace=request.replace))
+    numbers = {name: kept.about[name] for name in ("rows", "left_out", "held_out", "scores", "none", "per_class")}
+    errors = [{"index": index, "detail": reason} for index, reason in fitted.broken[:MAX_NAMED]]
+    return {"probe": request.name, "classes": len(probe.classes), "l2": probe.l2, **numbers, "errors": errors}
 
 
 def fit_on_collection(
@@ -256,25 +238,22 @@ def fit_on_examples(
 
 
 def _embed(
-    examples: Sequence[Mapping[str, Any]],
-    embedder: Embedder | None,
-    progress: Progress,
-) -> tuple[dict[int, np.ndarray], list[tuple[int, str]]]:
+    examples: Sequence[Mapping[str, Any]], embedder: Embedder | None, progress: Progress
+) -> tuple[dict[int, np.ndarray], Broken]:
     """Return the vectors of the examples by position, and the reasons of the images that have none."""
     found: dict[int, Any] = {
         i: decode_vector(one["vector"], f"vector of item {i}")
         for i, one in enumerate(examples)
         if one.get("vector") is not None
     }
-    images = [i for i, one in enumerate(examples) if one.get("image") is not None]
+    images, done = [i for i, one in enumerate(examples) if one.get("image") is not None], 0
     if images and embedder is None:
         raise InvalidRequest("Fitting on images needs a model to embed them; name one.")
-    for start in range(0, len(images), BATCH):
+    for some in batches(images, BATCH):
         assert embedder is not None
-        some = images[start : start + BATCH]
         data = [decode_base64(examples[i]["image"], f"image of item {i}") for i in some]
         found |= zip(some, embedder.embed_each(data), strict=True)
-        progress(start + len(some), len(images))
+        progress(done := done + len(some), len(images))
     broken = [(i, str(one)) for i, one in sorted(found.items()) if isinstance(one, ImageError)]
     vectors = {i: one for i, one in sorted(found.items()) if not isinstance(one, ImageError)}
     lengths = {len(one) for one in vectors.values()}
@@ -325,9 +304,7 @@ def fit_on_folder(
     return replace(fitted, broken=tuple(broken), without_images=absent)
 
 
-def _vectors(
-    encoder: FeatureSource, images: LabeledImages, progress: Progress
-) -> tuple[LabeledVectors, list[tuple[str, str]]]:
+def _vectors(encoder: FeatureSource, images: LabeledImages, progress: Progress) -> tuple[LabeledVectors, Broken]:
     """Return unit rows of the readable images, and the other files with the reason."""
     vectors, read, broken = _read_vectors(encoder, images.paths, progress)
     kept = images.keep(read)
@@ -336,7 +313,7 @@ def _vectors(
 
 def _read_vectors(
     encoder: FeatureSource, paths: Sequence[ImageFile], progress: Progress
-) -> tuple[np.ndarray, list[int], list[tuple[str, str]]]:
+) -> tuple[np.ndarray, list[int], Broken]:
     found = extract_features(encoder, paths, progress=progress)
     read = [i for i in range(len(paths)) if i not in found.broken]
     broken = [(str(paths[i]), reason) for i, reason in sorted(found.broken.items())]
@@ -386,10 +363,11 @@ def fit_and_score(
         # at least one row of the smallest classes is kept, so both probes have the same classes
         second = fit(~held, 0)
         rated = score_probe(second, read.vectors[held], targets[held])
-        each = _class_scores(second.scores(read.vectors[held]), targets[held])
+        scores = second.scores(read.vectors[held])
+        each = _class_scores(scores, targets[held])
         if not read.several and len(classes) <= MOST_CONFUSED:
             counts = np.zeros((len(classes), len(classes)), np.int64)
-            np.add.at(counts, (targets[held], second.scores(read.vectors[held]).argmax(axis=1)), 1)
+            np.add.at(counts, (targets[held], scores.argmax(axis=1)), 1)
             confusion = tuple(tuple(map(int, row)) for row in counts)
     probe = replace(fit(np.ones(len(targets), bool), fits - 1), model=model)
     rows = [int((targets[:, i] == 1 if read.several else targets == i).sum()) for i in range(len(classes))]
@@ -478,8 +456,8 @@ def score_probe(
     """
     names, scores = (*map(str, probe.classes), *unknown), probe.scores(vectors)
     first = len(probe.classes)
-    per_class = {name: score for name, (_, score) in zip(names, _class_scores(scores, targets), strict=False)}
-    per_class = {name: score for name, score in per_class.items() if score is not None}
+    each = zip(names, _class_scores(scores, targets), strict=False)
+    per_class = {name: score for name, (_, score) in each if score is not None}
     if probe.several:
         known, absent = targets[:, :first], (targets[:, first:] == 1).sum(axis=0)
         value = mean_average_precision_11(scores, known == 1, ~np.isnan(known), absent="left out")
@@ -523,12 +501,12 @@ def predict_files(
     paths: Sequence[ImageFile],
     *,
     progress: Progress = lambda done, total: None,
-) -> tuple[list[tuple[str, str]], Prediction, list[tuple[str, str]]]:
+) -> tuple[list[tuple[str, str]], Prediction, Broken]:
     """Return id and path (which are equal) of the readable images, their prediction, and the others with the reason."""
     probe.require(encoder.fingerprint)
     vectors, read, broken = _read_vectors(encoder, paths, progress)
-    names = [(str(paths[i]), str(paths[i])) for i in read]
-    return names, probe.predict(vectors, fingerprint=encoder.fingerprint), broken
+    names = [str(paths[i]) for i in read]
+    return list(zip(names, names, strict=True)), probe.predict(vectors, fingerprint=encoder.fingerprint), broken
 
 
 def predict_collection(
@@ -591,11 +569,7 @@ def refuse_taken_probe(records: Records, name: str) -> None:
 
 
 def keep_probe(records: Records, kept: KeptProbe, *, replace: bool) -> None:
-    """Store a probe.
-
-    Raises:
-        ProbeExists: if a probe of that name exists and may not be replaced.
-    """
+    """Store a probe; raise ProbeExists if one of that name exists and may not be replaced."""
     files = kept.probe.files()
     content = {"about": dict(kept.about), "probe": files[ABOUT].decode()}
     with records.transaction():
@@ -617,12 +591,7 @@ def list_probes(records: Records) -> list[KeptProbe]:
 
 
 def get_probe(records: Records, name: str) -> KeptProbe:
-    """Return a probe.
-
-    Raises:
-        ProbeNotFound: names the existing ones.
-        InvalidRequest: if it is damaged.
-    """
+    """Return a probe; raise ProbeNotFound, which names the existing ones, or InvalidRequest if it is damaged."""
     record = records.get(PROBE, name)
     if record is None:
         raise _not_found(records, name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +28,10 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
-from nnclr_hub.workbench.metadata_keys import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
+from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.sources import read_source
 from nnclr_hub.workbench.tasks import Cancelled, Request, TaskContext, option, task
-
-if TYPE_CHECKING:
-    from nnclr_hub.workbench.workbench import Workbench
-
 
 PAGE = 1000  # items to compare at once
 FETCHED = 256  # items whose vectors and thumbnails are in memory at once
@@ -85,13 +81,14 @@ class ReembedRequest(Request):
 
 
 @task("reembed", ReembedRequest, path="/collections/{collection}/reembed")
-def reembed_collection(bench: Workbench, request: ReembedRequest, context: TaskContext) -> Reembedded:
+def reembed_collection(bench: Any, request: ReembedRequest, context: TaskContext) -> dict[str, Any]:
     """Build a copy of the collection with another encoder, then swap the two; see `reembed`."""
     options = {"skip_missing": request.skip_missing, "writes_stopped": request.writes_stopped}
     model, folders = request.source or request.model, bench.source_folders
     try:
         context.raise_if_cancelled()
-        return reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
+        found = reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
+        return found.as_json()
     except Cancelled:
         with suppress(CollectionNotFound):  # the collection is deleted
             abandon(bench, request.collection)
@@ -99,7 +96,7 @@ def reembed_collection(bench: Workbench, request: ReembedRequest, context: TaskC
 
 
 def reembed(
-    bench: Workbench,
+    bench: Any,
     name: str,
     model: str,
     *,
@@ -125,6 +122,7 @@ def reembed(
         InvalidRequest: if another re-embedding runs, or the store keeps no log and writes are not stopped.
         StoreError: if items cannot be embedded; finished work is kept for the next call.
     """
+    bench.collection(name)  # a wrong name is reported before a model is loaded
     embedder = bench.models.get(model)
     if not bench.reembedding.acquire(blocking=False):
         raise InvalidRequest("Another collection of this store is being re-embedded; wait until that is done.")
@@ -154,7 +152,7 @@ def reembed(
         bench.reembedding.release()
 
 
-def abandon(bench: Workbench, name: str) -> list[str]:
+def abandon(bench: Any, name: str) -> list[str]:
     """Drop the unfinished copies of a collection; return their names.
 
     Raises:
@@ -236,7 +234,7 @@ class _Copying:
         self._progress(total, total)
         if self._left_out and not new.count():  # nor did earlier calls leave anything to continue with
             self._store.drop(new.name)
-            raise self._none_embedded(name)
+            raise self._refusal(name)
         for _ in range(ROUNDS):
             if self._update(self._changed(), lambda: self._progress(total, total)) <= BATCH:
                 break
@@ -244,7 +242,7 @@ class _Copying:
         def finish() -> None:  # while writes to the old collection wait; a cancellation must not come here
             self._update(self._changed(), lambda: None)
             if self._left_out and not skip_missing:
-                raise self._some_not_embedded(name)
+                raise self._refusal(name)
             if new.count() != (wanted := old.count() - len(self._left_out)):
                 raise StoreError(
                     f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
@@ -354,35 +352,25 @@ class _Copying:
         """Return the path, or else the id, of the items that are left out, with the reason."""
         return [(str(metadata.get("path", id)), why) for id, (metadata, why) in sorted(self._left_out.items())]
 
-    def _examples(self) -> str:
-        more = len(self._left_out) - NAMED
-        some = [f"{name}: {reason}" for name, reason in self._reasons()[:NAMED]]
-        return "; ".join(some) + (f"; and {more} more" if more > 0 else "")
-
-    def _some_not_embedded(self, name: str) -> StoreError:
-        return StoreError(
-            f"{len(self._left_out)} of the {self._old.count()} items of {name!r} cannot be re-embedded "
-            f"({self._examples()}). Restore the files or {_update_hint(name)}, and repeat the call; or leave these "
-            f"items out with `nnclr store reembed {name} --model {self._embedder.name} --skip-missing`. Finished work "
-            f"is kept until `nnclr store reembed {name} --abandon`."
-        )
-
-    def _none_embedded(self, name: str) -> StoreError:
-        if any(Path(str(metadata.get("root", ""))).is_absolute() for metadata, _ in self._left_out.values()):
-            hint = f"or {_update_hint(name)}, and repeat the call."
-        else:
-            hint = (
-                "and repeat the call; or, if they are on another machine or no longer exist, index the images with "
-                f"--model {self._embedder.name} into a collection of another name."
+    def _refusal(self, name: str) -> StoreError:
+        """Return the error that items are left out; if the copy was dropped, all of them."""
+        count, more, model = len(self._left_out), len(self._left_out) - NAMED, self._embedder.name
+        shown = "; ".join(f"{item}: {reason}" for item, reason in self._reasons()[:NAMED])
+        shown += f"; and {more} more" if more > 0 else ""
+        update = f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
+        if self._new.name in self._store.names():
+            return StoreError(
+                f"{count} of the {self._old.count()} items of {name!r} cannot be re-embedded ({shown}). Restore the "
+                f"files or {update}, and repeat the call; or leave these items out with `nnclr store reembed {name} "
+                f"--model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
             )
+        local = any(Path(str(metadata.get("root", ""))).is_absolute() for metadata, _ in self._left_out.values())
+        elsewhere = "if they are on another machine or no longer exist, index the images with"
+        hint = f"or {update}" if local else f"or, {elsewhere} --model {model} into a collection of another name"
         return StoreError(
-            f"None of the {len(self._left_out)} items of {name!r} can be re-embedded ({self._examples()}), and the "
-            f"collection was not changed. Restore the files {hint}"
+            f"None of the {count} items of {name!r} can be re-embedded ({shown}), and the collection was not changed. "
+            f"Restore the files, {hint}, and repeat the call."
         )
-
-
-def _update_hint(name: str) -> str:
-    return f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
 
 
 def _record(metadata: Mapping[str, Any]) -> list[Any]:

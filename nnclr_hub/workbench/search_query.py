@@ -272,6 +272,10 @@ class SearchQuery:
         else:
             positive, negative = map(_ids_and_vectors, (self.positive, self.negative))
             found = search_like(collection, positive, negative, wanted, self.options())
+        return self.shown(found)
+
+    def shown(self, found: list[Match]) -> list[Match]:
+        """Return what a query shows of the best k + offset matches."""
         return found[self.offset :]
 
     def _best_per_group(self, collection: Collection, key: str, wanted: int) -> list[Match]:
@@ -438,9 +442,9 @@ def run_in_turn(collection: Collection, queries: Sequence[SearchQuery | NNCLRHub
             search = (collection.search_each, vectors, first.k + first.offset, first.options())
             together = attempt(lambda search=search: search[0](*search[1:]))
             if not isinstance(together, NNCLRHubError):  # otherwise each runs alone, to find the one that fails
-                for (i, _, _), matches in zip(some, together, strict=True):
+                for (i, query, _), matches in zip(some, together, strict=True):
                     answered.add(i)
-                    yield i, matches[first.offset :]
+                    yield i, query.shown(matches)
     for i, query in enumerate(queries):
         if i not in answered:
             check_cancelled()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain, count
 from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest
@@ -16,11 +15,7 @@ from nnclr_hub.errors import InvalidRequest
 
 @dataclass(frozen=True)
 class Place:
-    """A folder below a source folder.
-
-    root: the source folder, resolved.
-    relative: the path from there, with slashes; "." for the root itself.
-    """
+    """A folder below a source folder, which is resolved; `relative` is the path from there, "." for the root itself."""
 
     root: Path
     relative: str
@@ -37,9 +32,10 @@ class SourceFolders:
         self._roots: dict[str, Path] = {}
         for folder in folders:
             root = _resolved(folder) or folder.absolute()
-            name = _name_of(root)
-            names = chain([name], (f"{name} ({i})" for i in count(2)))
-            self._roots[next(one for one in names if one not in self._roots)] = root
+            name, number = root.name or "/", 2
+            while name in self._roots:
+                name, number = f"{root.name or '/'} ({number})", number + 1
+            self._roots[name] = root
 
     @property
     def names(self) -> list[str]:
@@ -58,11 +54,19 @@ class SourceFolders:
             source: one of `names`; None: the only one.
             folder: below it; "" for all of it.
         """
-        name = self._named(source)
-        root = self._roots[name]
-        if not is_folder(root):
+        if not self._roots:
+            raise InvalidRequest(
+                'This server reads no folders; set NNCLR_SOURCE_FOLDERS to a JSON list like ["/photos"].'
+            )
+        known = ", ".join(map(repr, self._roots))
+        if source is None and len(self._roots) > 1:
+            raise InvalidRequest(f"This server reads several folders; set `source` to one of {known}.")
+        name = next(iter(self._roots)) if source is None else source
+        if name not in self._roots:
+            raise InvalidRequest(f"This server reads no folder named {name!r:.100}; use one of {known}.")
+        if not is_folder(self._roots[name]):
             raise InvalidRequest(f"The server's folder {name!r} does not exist; ask its operator to restore it.")
-        place = self._below(root, folder)
+        place = _below(self._roots[name], folder)
         if place is None or not is_folder(place.path):
             raise InvalidRequest(
                 f"There is no folder {folder!r:.100} in {name!r}; name one inside it, or nothing for all of it."
@@ -73,35 +77,17 @@ class SourceFolders:
         """Return a folder that `find` returned earlier, unless a restart with other folders forbids to read it."""
         if root not in map(str, self._roots.values()):
             raise InvalidRequest(
-                f"This server no longer reads the folder {_name_of(Path(root))!r}; add it to NNCLR_SOURCE_FOLDERS."
+                f"This server no longer reads the folder {(Path(root).name or '/')!r}; add it to NNCLR_SOURCE_FOLDERS."
             )
-        place = self._below(Path(root), folder)
+        place = _below(Path(root), folder)
         if place is None:
             raise InvalidRequest(f"The folder {folder!r:.150} is outside of the server's folder; name one inside it.")
         return place
 
-    def _named(self, source: str | None) -> str:
-        if source is None and len(self._roots) == 1:
-            return self.names[0]
-        if source is not None and source in self._roots:
-            return source
-        if not self._roots:
-            raise InvalidRequest(
-                'This server reads no folders; set NNCLR_SOURCE_FOLDERS to a JSON list like ["/photos"].'
-            )
-        known = ", ".join(map(repr, self._roots))
-        if source is None:
-            raise InvalidRequest(f"This server reads several folders; set `source` to one of {known}.")
-        raise InvalidRequest(f"This server reads no folder named {source!r:.100}; use one of {known}.")
 
-    @staticmethod
-    def _below(root: Path, folder: str) -> Place | None:
-        path = _resolved(root / folder)
-        return Place(root, path.relative_to(root).as_posix()) if path and path.is_relative_to(root) else None
-
-
-def _name_of(root: Path) -> str:
-    return root.name or "/"
+def _below(root: Path, folder: str) -> Place | None:
+    path = _resolved(root / folder)
+    return Place(root, path.relative_to(root).as_posix()) if path and path.is_relative_to(root) else None
 
 
 def is_folder(path: Path) -> bool:

@@ -24,7 +24,7 @@ from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source, archive_kind
 from nnclr_hub.store.base import Collection
 from nnclr_hub.workbench.image_record import record
-from nnclr_hub.workbench.metadata_keys import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
+from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.originals import Originals
 
 # formats that browsers show; others are converted to PNG

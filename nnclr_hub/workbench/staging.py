@@ -33,7 +33,7 @@ from nnclr_hub.errors import InvalidRequest, Overloaded
 from nnclr_hub.images.listing import MOST_FILES, list_archive
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.disk import fsync_folder
-from nnclr_hub.workbench.import_format import ImportFormat
+from nnclr_hub.workbench.requests import ImportFormat
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete

@@ -5,7 +5,7 @@
         collection: str = option("name of the collection")
 
     @task("verify", VerifyRequest, path="/jobs")
-    def verify(bench: Workbench, request: VerifyRequest, context: TaskContext) -> Verified: ...
+    def verify(bench: Workbench, request: VerifyRequest, context: TaskContext) -> dict[str, Any]: ...
 
     bench.run("verify", VerifyRequest("photos"), progress=bar)      # here, or on a server; returns JSON
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import quote
 
 from nnclr_hub.errors import InvalidRequest
@@ -27,8 +27,9 @@ from nnclr_hub.store.records import Records
 
 # modules of this package that register tasks
 MODULES = ("maintenance", "file_import", "duplicates", "inspection.findings", "inspection.comparison", "probes")
-MODULES += ("reembedding", "index_task")
+MODULES += ("reembedding", "folder_index")
 JOBS = "/jobs"  # the route that several tasks share; its body names the task
+UNITS = 1000  # of work in several parts, see `portion`
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -95,14 +96,6 @@ class Request:
 # ---- what a task sees
 
 
-class Result(Protocol):
-    """The result of a task, a frozen dataclass."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the result as JSON, in which clients see it."""
-        ...
-
-
 class TaskContext:
     """What a task sees of the program that runs it. A task may run again, because a crash may interrupt it anywhere.
 
@@ -165,19 +158,23 @@ class Task:
     request: class of its requests.
     path: REST route below /api/v1 that starts it. Fields in braces are part of the path. The others are the body.
     query: the others are the query instead.
-    run: (bench, request, context) -> result.
+    run: (bench, request, context) -> its result as JSON.
+    upload: field with the path of a file that a client sends before the task starts.
     """
 
     name: str
     request: type[Request]
     path: str
     query: bool
-    run: Callable[[Any, Any, TaskContext], Result]
+    run: Callable[[Any, Any, TaskContext], Mapping[str, Any]]
+    upload: str = ""
 
     def call(self, request: Request) -> tuple[str, dict[str, str], dict[str, Any] | None]:
         """Return the path, the query and the body of the REST request that starts the task."""
-        hidden = {one.name for one in fields(request) if one.metadata.get("hidden")}
-        values = {name: value for name, value in request.as_json().items() if name not in hidden}
+        values = request.as_json()
+        for one in fields(request):
+            if one.metadata.get("hidden") and values.pop(one.name) != one.default and one.name != self.upload:
+                raise InvalidRequest(f"A server decides about {one.name!r} itself; leave it out, or use a local store.")
         path = self.path.format_map({name: quote(str(value), safe="") for name, value in values.items()})
         rest = {name: value for name, value in values.items() if f"{{{name}}}" not in self.path}
         if self.query:
@@ -188,22 +185,18 @@ class Task:
 TASKS: dict[str, Task] = {}
 
 
-def task(name: str, request: type[Request], *, path: str, query: bool = False) -> Callable[[F], F]:
+def task(name: str, request: type[Request], *, path: str, query: bool = False, upload: str = "") -> Callable[[F], F]:
     """Register a function as a task; see `Task`."""
 
     def register(run: F) -> F:
-        TASKS[name] = Task(name, request, path, query, run)
+        TASKS[name] = Task(name, request, path, query, run, upload)
         return run
 
     return register
 
 
 def find_task(name: str) -> Task:
-    """Return a task of the table.
-
-    Raises:
-        InvalidRequest: names the existing ones.
-    """
+    """Return a task of the table, or raise InvalidRequest, which names the existing ones."""
     tasks = all_tasks()
     if name not in tasks:
         raise InvalidRequest(f"There is no task {name!r:.60}; use one of {', '.join(tasks)}.")
@@ -215,3 +208,8 @@ def all_tasks() -> dict[str, Task]:
     for module in MODULES:
         import_module(f"nnclr_hub.workbench.{module}")
     return TASKS
+
+
+def portion(progress: Progress, start: float, end: float) -> Progress:
+    """Return the progress of a part of some work, which is from `start` to `end` of the whole, in [0, 1]."""
+    return lambda done, total: progress(int(UNITS * (start + (end - start) * done / max(1, total))), UNITS)

@@ -1,19 +1,17 @@
 """Workbench: encoders and a store, and what the command line, REST and the apps do with both.
 
 bench = Workbench(Encoders(), open_store("./nnclr-store"))
-bench.index_folder("photos", Path("~/photos").expanduser())
+bench.index_folder("photos", FolderRequest("~/photos"))
 bench.search("photos", SearchQuery.of(image="query.jpg", k=5))
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -29,29 +27,25 @@ from nnclr_hub.errors import (
     NNCLRHubError,
     UnknownModel,
 )
-from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.probe.metrics import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
-from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.add_request import AddRequest, NewImage
-from nnclr_hub.workbench.bench import check_vectors, dropped_if_empty
+from nnclr_hub.store.checks import check_collection_name
+from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
-from nnclr_hub.workbench.folder_index import index_folder
 from nnclr_hub.workbench.ingestion import embed_images, store_images
-from nnclr_hub.workbench.key_paths import patches_of
-from nnclr_hub.workbench.metadata_keys import HASHES
+from nnclr_hub.workbench.label_keys import LABEL_KEYS
+from nnclr_hub.workbench.metadata import HASHES, patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
-from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
 from nnclr_hub.workbench.search_query import Answer, SearchQuery, attempt, resolve_each, run_each
 from nnclr_hub.workbench.tasks import Request, TaskContext, find_task
 
-log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
 class Workbench:
-    """What programs do with encoders and a store.
+    """A bench with a store that this process opened.
 
     Args:
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
@@ -69,11 +63,9 @@ class Workbench:
         source_folders: Sequence[Path] | None = None,
         backup_to: str | None = None,
     ) -> None:
-        self.models = models
-        self.store = store
+        self.models, self.store = models, store
         self.originals = Originals.of(store, originals_bytes)
-        self.source_folders = source_folders
-        self.backup_to = backup_to
+        self.source_folders, self.backup_to = source_folders, backup_to
         self.read_only = store.read_only
         self.reembedding = threading.Lock()  # one at a time
 
@@ -90,12 +82,13 @@ class Workbench:
     # ---- collections
 
     def collection(self, name: str) -> Collection:
-        """Return an existing collection.
-
-        Raises:
-            CollectionNotFound: names the existing ones.
-        """
+        """Return an existing collection, or raise CollectionNotFound, which names the existing ones."""
         return self.store.get(name)
+
+    def create_collection(self, name: str, request: NewCollection = NewCollection()) -> Collection:
+        """Create a collection. Raises CollectionExists, or an error of its model."""
+        self.store.refuse_taken(name)  # before a model is loaded
+        return self.store.create(name, request.spec(self.models.get))
 
     def ensure_collection(
         self, name: str, model: str | None = None, vectors: str | None = None
@@ -118,35 +111,30 @@ class Workbench:
         return collection, self.embedder_of(collection, model)
 
     def fillable(self, name: str) -> Collection:
-        """Return an existing collection to which images can be added, with the encoder that is available here.
-
-        Raises:
-            CollectionNotFound: it does not exist.
-            FingerprintMismatch: the encoder that it is bound to is unavailable.
-            InvalidRequest: if its vectors were made elsewhere and have another length.
-        """
+        """Return an existing collection to which images can be added; see `embedder_of` for errors."""
         collection = self.collection(name)
         self.embedder_of(collection)
         return collection
 
     def drop(self, name: str) -> None:
-        """Delete a collection.
-
-        Raises CollectionNotFound, or InvalidRequest if the name is an alias.
-        """
+        """Delete a collection; raise CollectionNotFound, or InvalidRequest if the name is an alias."""
         self.store.drop(name)
+        if not self.store.records.read_only:
+            self.store.records.delete(LABEL_KEYS, name)
         if self.originals is not None:
             self.originals.sweep()
 
     # ---- encoders
 
+    @property
+    def default_model(self) -> str:
+        """The encoder that is used if none is named."""
+        return self.models.default
+
     def embedder(self, model: str | None = None, collection: str | None = None) -> Embedder:
         """Return the embedder of a source, or that of a collection; without either, the default.
 
-        Raises:
-            FingerprintMismatch: if the collection is bound to another model.
-            CollectionNotFound: the collection does not exist.
-            ModelError: the model cannot be loaded.
+        Raises CollectionNotFound, ModelError, or an error of `embedder_of`.
         """
         return self.models.get(model) if collection is None else self.embedder_of(self.collection(collection), model)
 
@@ -185,6 +173,8 @@ class Workbench:
             ProbeNotFound: the probe does not exist.
             ModelError: the encoder cannot be loaded.
         """
+        from nnclr_hub.workbench.probes import get_probe
+
         kept = get_probe(self.store.records, probe)
         spec = CollectionSpec(kept.about["dim"], fingerprint=kept.probe.fingerprint, model=kept.probe.model)
         embedder = embedder_for(self.models, spec)
@@ -196,33 +186,29 @@ class Workbench:
     def index_folder(
         self,
         name: str,
-        folder: str | Path,
+        folder: FolderRequest | str | Path,
         *,
-        model: str | None = None,
-        vectors: str | None = None,
-        prune: bool = False,
-        thumbnails: bool = True,
-        tiling: Tiling | None = None,
-        labels: LabelTable | str | Path | None = None,
         begin: Callable[[FolderChanges], None] = lambda changes: None,
         progress: Progress = lambda done, total: None,
     ) -> IndexReport:
-        """Make the collection hold the folder's images; see `workbench.folder_index.index_folder`.
-
-        If it stores nothing in a collection that it created, the collection is dropped again.
+        """Make a collection hold a folder's images; see `Bench.index_folder`.
 
         Args:
-            model: source; None: the collection's own model, or the default for a new one.
-            vectors: what searches of a new collection compare, see `CollectionSpec`; None: auto.
+            begin: called with the changes before the work starts.
         """
+        from nnclr_hub.workbench.folder_index import index_folder
+
+        request, created = FolderRequest.of(folder), False
+        if request.source is not None or request.shrink is not None:
+            raise InvalidRequest("A store of this machine reads the files itself; leave out source and shrink.")
         self.store.refuse_if_read_only()  # before long work
-        created = False
+        check_collection_name(name)
         try:
-            check_vectors(self.collection(name), vectors)
+            request.require_vectors(self.collection(name).spec, name)
         except CollectionNotFound:
-            check_images(folder)
+            check_images(request)
             created = True
-        _, preferred = self.ensure_collection(name, model, vectors)
+        _, preferred = self.ensure_collection(name, request.model, request.vectors)
 
         def write(work: Callable[[Collection, Embedder], T]) -> T:
             def run(collection: Collection) -> T:
@@ -232,16 +218,7 @@ class Workbench:
             return self.store.write(name, run)
 
         with dropped_if_empty(self.store, name if created else None):
-            report = index_folder(
-                write,
-                folder,
-                prune=prune,
-                thumbnails=thumbnails,
-                tiling=tiling,
-                labels=labels,
-                begin=begin,
-                progress=progress,
-            )
+            report = index_folder(write, request, begin, progress)
         if self.originals is not None:
             self.originals.sweep()
         return report
@@ -321,18 +298,15 @@ class Workbench:
         replace: bool = False,
     ) -> int:
         """Change the metadata of items, except the hash of their pixels; return how many were found."""
-
-        def update(collection: Collection) -> int:
-            return collection.update_metadata(metadata, ids=ids, where=where, replace=replace, keep=HASHES)
-
-        return self.store.write(name, update)
+        change = {"ids": ids, "where": where, "replace": replace, "keep": HASHES}
+        return self.store.write(name, lambda collection: collection.update_metadata(metadata, **change))
 
     def update_each(self, name: str, metadata: ById, *, expected: ById | None = None, by_path: bool = False) -> int:
         """Change the metadata of items, each by its own patch; otherwise as `update_metadata`.
 
         Args:
             expected: see `Collection.update_each`.
-            by_path: patches have values by key or path, as filters read them; see `key_paths`.
+            by_path: patches have values by key or path, as filters read them; see `metadata.patch_of`.
 
         Raises:
             InvalidRequest: with `by_path`, a key holds an object.
@@ -353,9 +327,8 @@ class Workbench:
         Raises:
             InvalidRequest: the query is invalid for this collection.
             ImageError: an example's image cannot be read.
-            CollectionNotFound: the collection does not exist.
             ItemNotFound: an example's id is not in the collection.
-            FingerprintMismatch: the encoder that the collection is bound to is unavailable.
+            CollectionNotFound, FingerprintMismatch: see `search_each`.
         """
         [answer] = self.search_each(name, [query])
         if isinstance(answer, NNCLRHubError):
@@ -363,12 +336,7 @@ class Workbench:
         return answer
 
     def search_each(self, name: str, queries: Sequence[SearchQuery]) -> list[Answer]:
-        """Return the matches of each query, or the error that concerns it alone. Embeds all images together.
-
-        Raises:
-            CollectionNotFound: the collection does not exist.
-            FingerprintMismatch: the encoder that the collection is bound to is unavailable.
-        """
+        """Return the matches of each query, or the error that concerns it alone. Embeds all images together."""
         collection = self.collection(name)
         boxes = any(example.box is not None for query in queries for example in query.examples)
         reading = self.embedder_of(collection).reading if boxes else None
@@ -383,9 +351,17 @@ class Workbench:
 
     # ---- long work
 
+    def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
+        """Inspect a collection; write report.html to the folder. The inspection is kept if it writes metadata."""
+        from nnclr_hub.workbench.inspection.report import inspect_and_report
+
+        return inspect_and_report(self, request, folder, report)
+
     def abandon_reembed(self, name: str) -> None:
         """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
-        import_module("nnclr_hub.workbench.reembedding").abandon(self, name)  # which imports this module
+        from nnclr_hub.workbench.reembedding import abandon
+
+        abandon(self, name)
 
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON."""
@@ -395,7 +371,7 @@ class Workbench:
             with self.store.records.transaction():
                 for write in context.writes:
                     write(self.store.records)
-        return result.as_json()
+        return result
 
     # ---- probes
 
@@ -418,9 +394,10 @@ class Workbench:
         Raises:
             InvalidRequest: unless either vectors or ids are given.
             FingerprintMismatch: if they come from another encoder than the probe's.
-            ProbeNotFound: the probe does not exist.
-            CollectionNotFound: the collection does not exist.
+            ProbeNotFound, CollectionNotFound.
         """
+        from nnclr_hub.workbench.probes import get_probe, label_items, label_rows
+
         if (vectors is None) == (ids is None) or (ids is None) != (collection is None):
             raise InvalidRequest("A prediction takes either vectors, or ids with their collection.")
         kept = get_probe(self.store.records, probe)

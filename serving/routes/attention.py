@@ -27,8 +27,8 @@ from nnclr_hub.images.decode import MAX_PIXELS
 
 from ..access import READ
 from ..answers import JSON, NPY, PNG, PartsResponse, array_response, encoded, wanted
+from ..engine import Engine
 from ..limits import current_budget, while_connected
-from ..models import Model
 from ..problems import UNREADABLE
 from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, is_form, read_form, read_json
 from ..telemetry import measured
@@ -168,7 +168,7 @@ async def _read(request: Request, here: Parts) -> tuple[AttentionOptions, bytes,
     return body, image, targets
 
 
-def _model(here: Parts, options: AttentionOptions) -> Model:
+def _model(here: Parts, options: AttentionOptions) -> Engine:
     """Return the model that is named, or that of a collection.
 
     Raises:
@@ -177,7 +177,7 @@ def _model(here: Parts, options: AttentionOptions) -> Model:
     if options.collection is None:
         return here.engines.get(served_source(here.engines, options.model))
     source = None if options.model is None else served_source(here.engines, options.model)
-    return cast(Model, here.workbench.embedder(source, options.collection))
+    return cast(Engine, here.workbench.embedder(source, options.collection))
 
 
 def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:

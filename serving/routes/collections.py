@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from anyio import to_thread
 from fastapi import Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
-from pydantic import BaseModel, Field, TypeAdapter
+from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter
 
 from nnclr_hub.errors import CollectionExists, CollectionNotFound
 from nnclr_hub.hub.sources import split_reading
@@ -28,6 +28,7 @@ from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared, IndexName
 from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.inspections import rename_inspections
+from nnclr_hub.workbench.label_keys import KEYS, LabelKeys, read_label_keys, rename_label_keys, write_label_keys
 from nnclr_hub.workbench.privacy import public_name, without_paths
 
 from ..access import READ, WRITE
@@ -122,6 +123,24 @@ class CopyResponse(BaseModel):
     copied: int = Field(description="number of items that existed")
 
 
+LabelOfKey = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(max_length=1000)] | None
+
+
+class LabelKeysRequest(Strict):
+    """The metadata key that is labeled, and the labels of the keys 1 to 9; null: the key gives no label."""
+
+    field: Annotated[str, Field(min_length=1, max_length=128)] = "label"
+    labels: list[LabelOfKey] = Field(max_length=KEYS)
+    expected: list[LabelOfKey] | None = Field(
+        None, description="the labels before; 409 if somebody else has changed them", max_length=KEYS
+    )
+
+
+class LabelKeysResponse(BaseModel):
+    field: str
+    labels: list[LabelOfKey]
+
+
 class AliasRequest(Strict):
     collection: CollectionName
 
@@ -200,7 +219,29 @@ def rename(name: str, body: RenameRequest, here: Here) -> CollectionResponse:
         bench.store.rename(old, body.name)
         renamed = bench.collection(body.name)
         rename_inspections(bench.store.records, old, renamed.name)
+        rename_label_keys(bench.store.records, old, renamed.name)
         return response_of(renamed.info())
+
+
+@router.on("GET", "/{name}/label-keys", READ, f"{MISSING} invalid_filter")
+def label_keys(
+    name: str,
+    here: Here,
+    field: Annotated[str | None, Query(min_length=1, max_length=128, description="another metadata key")] = None,
+) -> LabelKeysResponse:
+    """Return the metadata key that people label, and the labels that the keys 1 to 9 give."""
+    with measured("store"):
+        keys = read_label_keys(here.workbench.store.records, here.workbench.collection(name).name, field)
+    return LabelKeysResponse(field=keys.field, labels=list(keys.labels))
+
+
+@router.on("PUT", "/{name}/label-keys", WRITE, f"metadata_conflict {MISSING} invalid_filter {FAILED_WRITE}")
+def set_label_keys(name: str, body: LabelKeysRequest, here: Here) -> LabelKeysResponse:
+    """Set them, for everybody who labels the collection."""
+    keys, expected = LabelKeys(body.field, tuple(body.labels)), None if body.expected is None else tuple(body.expected)
+    with measured("store"):
+        write_label_keys(here.workbench.store.records, here.workbench.collection(name).name, keys, expected)
+    return LabelKeysResponse(field=keys.field, labels=list(keys.labels))
 
 
 @router.on("GET", "/{name}/count", READ, f"{MISSING} invalid_filter")

@@ -21,8 +21,9 @@ from nnclr_hub.workbench.payload import encode_vector
 
 from ..access import READ
 from ..answers import BYTES, JSON, NPY, NUMBER_BYTES, DType, PartsResponse, array_response, encoded, wanted
+from ..engine import Engine
 from ..limits import while_connected
-from ..models import Engines, Model
+from ..models import Engines
 from ..problems import UNREADABLE, InvalidInput, outcomes
 from ..request_bodies import (
     FORM,
@@ -240,7 +241,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest, here: Here) -> R
 
 
 async def _embed_listed(
-    request: Request, model: Model, texts: list[str], field: str, dimensions: int | None
+    request: Request, model: Engine, texts: list[str], field: str, dimensions: int | None
 ) -> list[np.ndarray]:
     """Return the vector of each image, (D,) float32. A single unreadable image fails the request.
 
@@ -293,14 +294,14 @@ async def model(name: str, here: Here) -> ModelCard:
     return _card(name if name == DEFAULT else name_of(here.engines, found), found.name, found)
 
 
-async def _served(engines: Engines, name: str) -> Model:
+async def _served(engines: Engines, name: str) -> Engine:
     try:
         return await engines.get_async(served_source(engines, name))
     except UnknownModel as error:
         raise InvalidInput("model", error) from error
 
 
-def _card(name: str, source: str, model: Model | None) -> ModelCard:
+def _card(name: str, source: str, model: Engine | None) -> ModelCard:
     """Return the details of a model; if it is not loaded, those in the registry."""
     known = MODELS.get(source)
     card = ModelCard(id=name, license=known.license if known else None, dim=known.embed_dim if known else None)

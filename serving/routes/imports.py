@@ -26,7 +26,7 @@ from pydantic import Field
 
 from nnclr_hub.errors import DiskFull, InvalidRequest, RequestTooLarge
 from nnclr_hub.store.disk import NO_SPACE, check_space
-from nnclr_hub.workbench.import_format import FORMATS, ImportFormat
+from nnclr_hub.workbench.requests import FORMATS, ImportFormat
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, unstage
 
 from ..access import READ, WRITE

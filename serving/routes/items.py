@@ -24,10 +24,10 @@ from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.store.spec import MAX_INDEXED
 from nnclr_hub.table_rows import LabelTable, read_rows
 from nnclr_hub.workbench import AddRequest, NewImage
+from nnclr_hub.workbench.metadata import table_values
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
-from nnclr_hub.workbench.table_items import table_values
 
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
@@ -591,11 +591,8 @@ class ValueCount(BaseModel):
     count: int
 
 
-class HistogramResponse(BaseModel):
+class HistogramResponse(schema_of(bounds.Histogram, BaseModel)):
     """Counts of numbers between ascending edges."""
-
-    edges: list[float]
-    counts: list[int]
 
 
 class FacetResponse(BaseModel):

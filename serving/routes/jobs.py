@@ -365,13 +365,12 @@ STARTS = {
 
 def start(here: Parts, kind: str, params: dict[str, Any], response: Response) -> JobResponse:
     """Check a request, and submit its job. A request for what a job waits to do, or does, gets that job."""
-    task, prepare = TASKS[kind], STARTS.get(kind, Start()).prepare
+    TASKS[kind].request.from_json(params)
     if params.get("collection") is not None:
         collection = here.workbench.collection(params["collection"])
         if params.get("where") is not None:
             collection.count(params["where"])  # an invalid filter is refused now, not by the job
-    params, hidden = prepare(here, params)
-    task.request.from_json({**params, **hidden})
+    params, hidden = STARTS.get(kind, Start()).prepare(here, params)
     mark = hashlib.sha256(orjson.dumps([kind, params, hidden])).hexdigest()
     return started(response, here.jobs.submit(kind, params, hidden, mark=mark))
 

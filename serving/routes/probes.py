@@ -30,8 +30,8 @@ from nnclr_hub.workbench.probes import (
 
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
+from ..engine import Engine
 from ..limits import in_thread_while_connected, while_connected
-from ..models import Model
 from ..problems import UNREADABLE, outcomes
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from .jobs import Label
@@ -215,7 +215,7 @@ async def predict(name: str, request: Request, here: Here) -> Response:
     query, images = await _read(request, here)
     embedded: list[np.ndarray | ImageError] = []
     if images:
-        model = cast(Model, await run_in_threadpool(here.workbench.embedder_of_probe, name))
+        model = cast(Engine, await run_in_threadpool(here.workbench.embedder_of_probe, name))
         embedded = await while_connected(request, model.embed_each_async([one.data for one in images]))
 
     def labeled() -> Response:

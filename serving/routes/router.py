@@ -25,8 +25,9 @@ from nnclr_hub.workbench.privacy import public_name
 
 from ..access import WRITE, Access
 from ..answers import Answers
+from ..engine import Engine
 from ..jobs import Jobs
-from ..models import Engines, Ingest, Model
+from ..models import Engines, Ingest
 from ..problems import describe_errors
 from ..readiness import Startup
 from ..request_bodies import read_json
@@ -132,7 +133,7 @@ class Parts(Protocol):
     health_threads: CapacityLimiter  # for health checks, which must not wait for other requests
     long_threads: CapacityLimiter  # for work on a whole collection, which must not block other requests
     waiting_for_changes: set[object]
-    search_models: dict[str, Model]  # that the collections of recent searches are bound to
+    search_models: dict[str, Engine]  # that the collections of recent searches are bound to
     start_page: Callable[[], Response]
 
 
@@ -209,6 +210,6 @@ def source_with_reading(engines: Engines, bench: Workbench, name: str | None) ->
     return source
 
 
-def name_of(engines: Engines, model: Model) -> str:
+def name_of(engines: Engines, model: Engine) -> str:
     """Return the public name of a model."""
     return next((name for name, source in served_names(engines).items() if source == model.name), model.name)

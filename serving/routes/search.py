@@ -27,8 +27,8 @@ from nnclr_hub.workbench.search_query import attempt, resolve_each, run_in_turn
 
 from ..access import READ
 from ..answers import PartsResponse, encoded
+from ..engine import Engine
 from ..limits import in_thread_while_connected, while_connected
-from ..models import Model
 from ..problems import UNREADABLE
 from ..request_bodies import check_count, decode_text, fetch_each, is_form, read_form, read_json
 from ..telemetry import measured
@@ -178,26 +178,26 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
     search = _Search(here, name, queries, await fetch_each(texts, here.fetcher))
     has_boxes = any(one.box is not None for one in images)
 
-    async def embed_and_run(model: Model) -> _Found | None:
+    async def embed_and_run(model: Engine) -> _Found | None:
         vectors = await while_connected(request, model.embed_each_async(search.all_images))
         return await in_thread_while_connected(request, partial(search.run, vectors, model), here.search_threads)
 
     # The model that the collection was bound to at its last search embeds the images. `run` finds out whether it still
     # is, so no thread has to look before.
     model, small = here.search_models.get(name), sum(map(len, texts)) <= SMALL
-    if images and small and not has_boxes and model and here.engines.loaded(model.source) is model:
+    if images and small and not has_boxes and model:
         search.parse()
         if (found := await embed_and_run(model)) is not None:
             return found
 
-    def prepare() -> Model | _Found:
+    def prepare() -> Engine | _Found:
         search.parse()
         return search.model() if search.all_images else cast(_Found, search.run((), None))
 
     # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
     threads = here.box_threads if has_boxes else here.search_threads
     prepared = await in_thread_while_connected(request, prepare, threads)
-    if not isinstance(prepared, Model):
+    if not isinstance(prepared, Engine):
         return prepared
     if len(here.search_models) >= MAX_MODELS:
         here.search_models.clear()
@@ -231,12 +231,12 @@ class _Search:
         self._images = [one if isinstance(one, NNCLRHubError) else attempt(one.images) for one in self._queries]
         self.all_images = [image for own in self._images if not isinstance(own, NNCLRHubError) for image in own]
 
-    def model(self) -> Model:
+    def model(self) -> Engine:
         """Return the model that the collection is bound to. Blocks while it loads."""
         bench = self._here.workbench
-        return cast(Model, bench.embedder_of(bench.collection(self._name)))
+        return cast(Engine, bench.embedder_of(bench.collection(self._name)))
 
-    def run(self, vectors: Sequence[Any], model: Model | None) -> _Found | None:
+    def run(self, vectors: Sequence[Any], model: Engine | None) -> _Found | None:
         """Return the matches of each query, or its error; None if the collection is bound to another model.
 
         Args:

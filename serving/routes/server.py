@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from anyio import to_thread
 from fastapi import Request
@@ -14,13 +13,13 @@ from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import RunNotFound
 from nnclr_hub.images.listing import image_suffixes
-from nnclr_hub.workbench.runs import list_runs, read_report
+from nnclr_hub.workbench.runs import Run, list_runs, read_report
 from nnclr_hub.workbench.source_folders import SourceFolders
 
 from ..access import READ, WRITE
 from ..readiness import Readiness
 from .router import Here, Router
-from .schemas import Strict
+from .schemas import Strict, schema_of
 
 router = Router(tags=["health"])
 
@@ -94,17 +93,8 @@ REPORT_POLICY = (
 )
 
 
-class RunResponse(Strict):
+class RunResponse(schema_of(Run)):
     """The current state of a run. Times are seconds since 1970."""
-
-    name: str
-    state: Literal["running", "stopped", "done"] = Field(description="stopped: nothing was logged for minutes")
-    recipe: str
-    step: int
-    steps: int = Field(description="0 if unknown")
-    figures: dict[str, float] = Field(description="metrics in the last log lines: loss, knn, ...")
-    changed: float = Field(description="time of the last log line")
-    report: float | None = Field(description="time of the last report; null: no report yet")
 
 
 class RunsResponse(Strict):

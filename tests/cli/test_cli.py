@@ -7,13 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import nnclr, output_of, refused
 
-from nnclr_hub import load_encoder
 from nnclr_hub.store import open_store
-from nnclr_hub.store.folder.collection import EmbeddedCollection
 
 
 @pytest.fixture
@@ -25,40 +22,6 @@ def index(folder, store, *more, model):
     return json.loads(
         output_of("index", folder, "--collection", "c", "--store", store, "--model", model, "--json", *more)
     )
-
-
-def test_index_adds_new_updates_changed_and_prunes_missing_files(folder, store, model, image_files):
-    report = index(folder, store, model=model)
-    assert (report["added"], report["items"]) == (60, 60)
-    again = index(folder, store, model=model)
-    assert (again["added"], again["unchanged"], again["items"]) == (0, 60, 60)
-    shutil.copy(image_files[0], folder / "new.jpg")
-    changed, gone = folder / "cat" / "00.jpg", folder / "cat" / "01.jpg"
-    changed.write_bytes(image_files[-1].read_bytes())
-    os.utime(changed, (1, 1))
-    gone.unlink()
-    third = index(folder, store, model=model)
-    assert [third[key] for key in ("added", "updated", "removed", "items")] == [1, 1, 0, 61]
-    fourth = index(folder, store, "--prune", model=model)
-    assert [fourth[key] for key in ("added", "updated", "removed", "items")] == [0, 0, 1, 60]
-    with open_store(str(store), read_only=True) as opened:
-        item = next(i for i in opened.get("c").scroll(limit=100).items if i.metadata["path"] == "cat/00.jpg")
-    np.testing.assert_allclose(item.vector, load_encoder(model, device="cpu").embed([image_files[-1]])[0], atol=1e-5)
-    assert item.metadata["label"] == "cat"
-
-
-def test_index_skips_broken_files_and_lists_them(folder, store, model):
-    (folder / "cat" / "00.jpg").write_bytes(b"garbage")
-    data = (folder / "cat" / "01.jpg").read_bytes()
-    (folder / "cat" / "01.jpg").write_bytes(data[: len(data) // 2])
-    code, out, err = nnclr("index", folder, "--collection", "c", "--store", store, "--model", model)
-    assert code == 0
-    assert "58 added" in out
-    assert "2 broken" in out
-    assert "skipped" in err
-    assert "cat/00.jpg" in err.replace("\n", "")
-    report = index(folder, store, model=model)
-    assert len(report["broken"]) == 2
 
 
 def test_indexing_a_folder_without_readable_images_fails_and_leaves_nothing(tmp_path, store, model, image_files):
@@ -86,21 +49,6 @@ def test_a_search_names_unreadable_images_and_answers_for_the_others(folder, sto
     assert str(gone) in second
 
 
-def test_search_passes_effort_and_exact_to_the_index(folder, store, model, image_files, monkeypatch):
-    index(folder, store, model=model)
-    asked, search_each = [], EmbeddedCollection.search_each
-
-    def listening(collection, vectors, k, options):
-        asked.append((options.exact, options.effort))
-        return search_each(collection, vectors, k, options)
-
-    monkeypatch.setattr(EmbeddedCollection, "search_each", listening)
-    call = ("search", image_files[3], "--collection", "c", "--store", store)
-    for more in (("--exact",), ("--effort", 200), ()):
-        assert "score" in output_of(*call, *more)
-    assert asked == [(True, None), (False, 200), (False, None)]
-
-
 def test_a_recipe_shows_its_settings():
     out = output_of("pretrain", "small_cpu", "--settings", "--set", "epochs=3")
     assert "epochs" in out
@@ -116,7 +64,6 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
     index(folder, store, model=model)
     assert "d" in refused("search", image_files[0], "--collection", "d", "--store", store, code=1)
     assert "vectors" in refused("index", folder, *call, "--model", "random:test_resnet", code=1)
-    assert "vectors" in refused("search", image_files[0], *call, "--model", "random:test_resnet", code=1)
     with open_store(str(store)):
         assert "Error" in refused("index", folder, *call, code=1)
         assert nnclr("search", image_files[0], *call)[0] == 0  # reading works while another process writes

@@ -153,8 +153,8 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         capture_output=True,
         text=True,
         env=environment,
-        check=True,
     )
+    assert done.returncode == 0, done.stderr
     *results, first, second, usage = [json.loads(line) for line in done.stdout.splitlines()]
     for call, (code, out, err) in zip([*wrong, *failing], results, strict=True):
         assert (err.startswith("Error: "), err.count("\n"), out) == (True, 1, ""), (call, err)

@@ -1,7 +1,6 @@
 """nnclr store: the effects, the output and the errors of its verbs."""
 
 import json
-import shutil
 import sqlite3
 import sys
 from contextlib import closing
@@ -21,7 +20,7 @@ from nnclr_hub.cli.verbs import confirm
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
+from nnclr_hub.workbench.metadata import PIXEL_HASH
 
 DIM = 8
 
@@ -106,12 +105,6 @@ def damage(store: Path) -> None:
         )
 
 
-def test_snapshot_and_compact_report_the_collections(nnclr):
-    assert "photos: " in nnclr("snapshot")[1]
-    assert "photos: compacted, 30 items" in nnclr("compact", "photos")[1]
-    assert nnclr("verify")[0] == 0
-
-
 def test_drop_asks_for_confirmation(nnclr):
     code, _, err = nnclr("drop", "photos", typed="n\n")
     assert code == 1
@@ -127,23 +120,6 @@ def test_a_closed_standard_input_is_no_answer(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(InvalidRequest, match="--yes"):
         confirm("Delete?")
-
-
-def test_aliases_are_added_and_removed(nnclr):
-    assert nnclr("alias", "best", "current")[0] == 0
-    assert json.loads(nnclr("list", "--json")[1])[0]["aliases"] == ["best", "current"]
-    assert nnclr("unalias", "best")[0] == 0
-    assert json.loads(nnclr("list", "--json")[1])[0]["aliases"] == ["current"]
-    assert "best" in error_line(nnclr("unalias", "best"), 1)
-
-
-def test_a_renamed_collection_keeps_its_aliases(nnclr):
-    assert "renamed" in nnclr("rename", "photos", "renamed")[1]
-    (row,) = json.loads(nnclr("list", "--json")[1])
-    assert (row["name"], row["aliases"], row["items"]) == ("renamed", ["current"], 30)
-    assert "'renamed'" in error_line(nnclr("rename", "current", "x"), 2)
-    assert "existing" in error_line(nnclr("rename", "photos", "x"), 1)
-    assert "current" in error_line(nnclr("rename", "renamed", "current"), 1)
 
 
 def test_create_applies_every_option(nnclr, store, model):
@@ -235,28 +211,6 @@ def test_invalid_calls_are_explained_and_create_nothing(nnclr, tmp_path):
     assert "--abandon" in error_line(nnclr("reembed", "photos"), 2)
 
 
-def test_reembed_moves_an_indexed_folder_to_another_model(nnclr, photos, model, make_model, tmp_path):
-    folder, store = shutil.copytree(photos, tmp_path / "photos"), tmp_path / "own"
-    other = make_model(seed=1)
-    index = ["index", folder, "--collection", "c", "--store", store, "--model", model]
-    commands.output_of(*index)
-    (folder / "cat" / "00.jpg").unlink()
-    call = ("reembed", "c", "--model", other, "--store", store)
-    assert "cat/00.jpg: its file is missing" in error_line(nnclr(*call), 1)
-    code, out, err = nnclr(*call, "--skip-missing")
-    assert code == 0, err
-    assert "59 items" in out
-    assert "1 left out" in out
-    assert "nnclr store drop c.old" in out
-    assert "cat/00.jpg" in err
-    assert "nothing to do" in nnclr(*call)[1]
-    names = [row["name"] for row in json.loads(nnclr("list", "--json", "--store", store)[1])]
-    assert len(names) == 2
-    search = ["search", folder / "cat" / "01.jpg", "--collection", "c", "--store", store, "--json"]
-    best = json.loads(commands.output_of(*search))["matches"][0]
-    assert best["metadata"]["path"] == "cat/01.jpg"
-
-
 def test_backups_are_listed_verified_and_restored(nnclr, store, tmp_path):
     to = tmp_path / "backups"
     first = json.loads(nnclr("backup", to, "--json")[1])
@@ -286,32 +240,6 @@ def test_backups_are_listed_verified_and_restored(nnclr, store, tmp_path):
     assert CliRunner().invoke(app, ["store", "backup", str(store / "inside"), "--store", str(store)]).exit_code == 2
     next(to.glob("chunks/*")).write_bytes(b"")
     assert CliRunner().invoke(app, ["store", "verify-backup", str(to)]).exit_code == 1
-
-
-def test_set_delete_facets_and_indexed(nnclr, store):
-    few = '{"must": [{"key": "path", "in": ["1.jpg", "2.jpg"]}]}'
-    assert json.loads(nnclr("set", "photos", '{"label": "cat"}', "--where", few, "--json")[1])["updated"] == 2
-    assert nnclr("set", "photos", '{"label": "dog", "path": null}', "--id", "i03", "--id", "nobody")[0] == 0
-    (label, path) = json.loads(nnclr("facets", "photos", "label", "path", "--limit", "1", "--json")[1])
-    assert (label["values"], label["items"]) == ([{"value": "cat", "count": 2}], 3)
-    assert (path["distinct"], path["items"]) == (28, 28)
-    assert "cat" in nnclr("facets", "photos", "label")[1]
-    assert json.loads(nnclr("indexed", "photos", "path", "label", "--json")[1])["indexed"] == ["path", "label"]
-    assert "path" in nnclr("indexed", "photos")[1]
-    assert nnclr("delete", "photos", "--where", few, typed="n\n")[0] != 0
-    assert json.loads(nnclr("delete", "photos", "--where", few, "--json")[1])["deleted"] == 2
-    assert nnclr("delete", "photos", "--id", "i03")[0] == 0
-    with open_store(str(store), read_only=True) as opened:
-        assert opened.get("photos").count() == 27
-    for words in (
-        ("delete", "photos"),
-        ("delete", "photos", "--id", "i00", "--where", few),
-        ("set", "photos", "{", "--id", "i00"),
-        ("set", "photos", "[]", "--id", "i00"),
-        ("facets", "photos", "label", "--where", "{"),
-        ("indexed", "photos", "a", "--none"),
-    ):
-        error_line(nnclr(*words), 2)
 
 
 def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):

@@ -10,11 +10,11 @@ import tifffile
 from commands import error_line, nnclr
 
 from nnclr_hub import Client
-from nnclr_hub.client.collection import RemoteCollection
+from nnclr_hub.client.remote import RemoteCollection
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, ServerUnreachable, StoreCorrupt, UnknownModel
 from nnclr_hub.store.folder.collection import EmbeddedCollection
-from nnclr_hub.workbench import workbench
+from nnclr_hub.workbench import NewCollection, folder_index
 
 KEY = "0123456789abcdefghijklmnop"
 
@@ -26,32 +26,6 @@ def server(model, tmp_path_factory, serve) -> Iterator:
 
 def index(folder, *more) -> tuple[int, str, str]:
     return nnclr("index", folder, *more)
-
-
-def test_an_upload_reports_like_a_local_index_and_continues_where_it_stopped(
-    server, folder, model, monkeypatch, tmp_path
-):
-    monkeypatch.setenv("NNCLR_API_KEY", KEY)
-    (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
-    there = ("--collection", "c", "--server", server.url, "--source", "mine")
-    code, out, err = index(folder, *there, "--json")
-    assert code == 0, err
-    report = json.loads(out)
-    own = json.loads(index(folder, "--collection", "c", "--store", tmp_path / "s", "--model", model, "--json")[1])
-    assert report == own
-    (folder / "cat" / "00.jpg").unlink()
-    code, out, err = index(folder, *there, "--prune", "--workers", 2)
-    assert (code, out) == (
-        0,
-        f"c: 0 added, 0 updated, 59 unchanged, 1 removed, 1 broken; 59 items in {server.url}\n",
-    )
-    assert "bad.jpg" in err
-    (folder / "cat" / "00.jpg").write_bytes((folder / "cat" / "01.jpg").read_bytes())
-    monkeypatch.setenv("MY_KEY", KEY)
-    monkeypatch.delenv("NNCLR_API_KEY")
-    code, _, err = index(folder, *there, "--api-key-env", "MY_KEY")
-    assert code == 0
-    assert "2/2" in err  # the bar: the broken one is tried again
 
 
 def test_a_failed_upload_is_explained_in_one_line(server, folder, monkeypatch, tmp_path):
@@ -89,7 +63,7 @@ def test_the_first_error_of_an_index_is_reported(server, folder, model, monkeypa
 
     monkeypatch.setenv("NNCLR_API_KEY", KEY)
     kind, place = {
-        "store": (workbench, ("--store", tmp_path / "s", "--model", model)),
+        "store": (folder_index, ("--store", tmp_path / "s", "--model", model)),
         "server": (RemoteCollection, ("--server", server.url)),
     }[where]
     monkeypatch.setattr(kind, "index_folder", fails)
@@ -120,9 +94,9 @@ def test_a_collection_of_a_server_reads_the_chosen_channels(server, model, monke
         )
         np.testing.assert_allclose([found["0.tif"], found["1.tif"]], expected, atol=1e-3)
         with pytest.raises(UnknownModel):
-            client.collections.create("other", model="nowhere?channels=0")
+            client.create_collection("other", NewCollection("nowhere?channels=0"))
         with pytest.raises(InvalidRequest):
-            client.collections.create("other", model="default?page=1&project=max")
+            client.create_collection("other", NewCollection("default?page=1&project=max"))
     listed = json.loads(nnclr("store", "list", "--server", server.url, "--json")[1])
     assert [(one["name"], one["items"]) for one in listed if one["name"] == "cells"] == [("cells", 2)]
     assert "2 unchanged" in nnclr("index", cells, *there)[1]

@@ -16,6 +16,6 @@ def client(server) -> Iterator[Client]:
 @pytest.fixture
 def collection(client) -> Iterator:
     """Create an empty collection, and drop it afterwards."""
-    client.collections.create("photos")
+    client.create_collection("photos")
     yield client.collection("photos")
-    client.collections.drop("photos")
+    client.store.drop("photos")

@@ -47,7 +47,7 @@ def test_async_calls_use_the_encoder_of_a_collection(server, client, encoder, im
         async with AsyncClient(server.url) as opened:
             return await asyncio.gather(*(opened.attention(one, collection="seen") for one in image_files[:3]))
 
-    client.collections.create("seen")
+    client.create_collection("seen")
     for one, path in zip(asyncio.run(run()), image_files[:3], strict=True):
         alike(one, encoder.attention(path))
 

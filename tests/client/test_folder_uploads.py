@@ -15,14 +15,13 @@ from client.scripted_server import Response, scripted
 from PIL import Image
 
 from nnclr_hub import AsyncClient, Client, open_store
-from nnclr_hub.client import collection as remote
-from nnclr_hub.client import uploads
+from nnclr_hub.client import remote, uploads
 from nnclr_hub.client.uploads import MOST_BYTES
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.pages import pages
-from nnclr_hub.workbench import Encoders, NewImage, Workbench
+from nnclr_hub.workbench import Encoders, FolderRequest, NewImage, Workbench
 from nnclr_hub.workbench.folder_changes import list_images_of
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
+from nnclr_hub.workbench.metadata import PIXEL_HASH
 
 
 @pytest.fixture(scope="module")
@@ -51,68 +50,14 @@ def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, fol
         assert str(folder.parent) not in str(item.metadata)
 
 
-def test_a_second_upload_sends_new_and_changed_files_and_prunes_missing_ones(server, collection, folder):
-    collection.index_folder(folder, source="mine")
-    before = server.bench.collection("photos").info().durable_seq
-    assert collection.index_folder(folder, source="mine").unchanged == 60
-    assert server.bench.collection("photos").info().durable_seq == before
-    Image.new("RGB", (70, 70), "red").save(folder / "cat" / "new.png")
-    Image.new("RGB", (71, 70), "blue").save(folder / "cat" / "00.jpg")
-    (folder / "cat" / "01.jpg").unlink()
-    (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
-    (folder / "cat" / "dangling.jpg").symlink_to("nowhere")
-    report = collection.index_folder(folder, source="mine")
-    assert (report.added, report.updated, report.unchanged, report.removed) == (1, 1, 58, 0)
-    assert [path.rpartition("/")[2] for path, _ in report.broken] == ["bad.jpg", "dangling.jpg"]
-    report = collection.index_folder(folder, source="mine", prune=True)
-    assert (report.added, report.unchanged, report.removed, len(report.broken)) == (0, 60, 1, 2)
-    assert collection.count() == 60
-
-
-def test_what_a_user_has_set_stays_when_only_the_times_of_files_change(server, collection, folder):
-    for path in folder.glob("dog/*"):
-        path.unlink()
-    collection.index_folder(folder)
-    before = {item.id: item.metadata for item in collection.scroll().items}
-    notes = {"label": "MINE", "note": "keep", "inspection": {"reviewed": "x"}}
-    collection.update_metadata(notes, ids=list(before))
-    for path in folder.rglob("*.jpg"):
-        os.utime(path, (1, 1))
-    assert collection.index_folder(folder).updated == len(before)
-    assert {item.id: item.metadata for item in collection.scroll().items} == {
-        id: metadata | notes | {"mtime": 1.0} for id, metadata in before.items()
-    }
-
-
-def test_every_broken_file_of_a_folder_is_listed(collection, tmp_path):
-    for i in range(20):
-        (tmp_path / f"{i:02}.jpg").write_bytes(b"garbage")
-    report = collection.index_folder(tmp_path)
-    assert (report.added, len(report.broken)) == (0, 20)
-    assert [path for path, _ in report.broken] == sorted(path for path, _ in report.broken)
-    with pytest.raises(NoImages):
-        collection.index_folder(tmp_path / "nowhere")
-
-
 def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(collection, folder, tmp_path):
-    collection.index_folder(folder, source="mine")
+    collection.index_folder(FolderRequest(folder, source="mine"))
     copy = shutil.copytree(folder, tmp_path / "copy")
-    assert collection.index_folder(copy, source="copy").unchanged == 60
+    assert collection.index_folder(FolderRequest(copy, source="copy")).unchanged == 60
     Image.new("RGB", (71, 70), "blue").save(copy / "cat" / "00.jpg")
     with pytest.raises(InvalidRequest):
-        collection.index_folder(copy, source="copy")
-    assert collection.index_folder(copy, source="mine").updated == 1
-
-
-def test_a_pipe_in_a_folder_is_listed_and_not_read(collection, folder):
-    os.mkfifo(folder / "cat" / "pipe.jpg")
-    report = collection.index_folder(folder)
-    assert (report.added, len(report.broken)) == (60, 1)
-
-
-def test_a_folder_is_not_imported_as_a_file(collection, folder):
-    with pytest.raises(InvalidRequest, match="index_folder"):
-        collection.import_file(folder)
+        collection.index_folder(FolderRequest(copy, source="copy"))
+    assert collection.index_folder(FolderRequest(copy, source="mine")).updated == 1
 
 
 def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, image_files, tmp_path):
@@ -129,7 +74,7 @@ def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, im
     assert repr(before.metadata["root"]) in str(refused.value)
     shutil.copy(image_files[2], folders[0] / "1.jpg")
     assert collection.index_folder(folders[0]).updated == 1
-    assert collection.index_folder(folders[1], source=before.metadata["root"]).updated == 1
+    assert collection.index_folder(FolderRequest(folders[1], source=before.metadata["root"])).updated == 1
 
 
 def test_an_archive_of_the_same_name_is_refused_and_a_moved_one_is_unchanged(collection, folder, tmp_path):
@@ -143,11 +88,11 @@ def test_an_archive_of_the_same_name_is_refused_and_a_moved_one_is_unchanged(col
     before = {item.id: item.metadata for item in collection.scroll().items}
     for prune in (False, True):
         with pytest.raises(InvalidRequest) as refused:
-            collection.index_folder(tmp_path / "val" / "0.tar", prune=prune)
+            collection.index_folder(FolderRequest(tmp_path / "val" / "0.tar", prune=prune))
     assert {item.id: item.metadata for item in collection.scroll().items} == before
     source = next(iter(before.values()))["root"].removesuffix(":0.tar")
     assert repr(source) in str(refused.value)
-    assert collection.index_folder(tmp_path / "val" / "0.tar", source=source).unchanged == 3
+    assert collection.index_folder(FolderRequest(tmp_path / "val" / "0.tar", source=source)).unchanged == 3
 
 
 def test_an_upload_of_an_archive_that_changes_ends(collection, folder, tmp_path, monkeypatch):
@@ -176,7 +121,7 @@ def test_shrunk_images_are_still_found(server, collection, folder):
     rng = np.random.default_rng(0)
     large = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8)).resize((1600, 1200))
     large.save(folder / "large.png")
-    collection.index_folder(folder, shrink=320)
+    collection.index_folder(FolderRequest(folder, shrink=320))
     assert collection.search(image=large, k=1)[0].metadata["path"] == "large.png"
     assert collection.index_folder(folder).unchanged == 61
 
@@ -195,7 +140,7 @@ def test_an_interrupted_upload_keeps_acknowledged_images_and_continues(server, c
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            collection.index_folder(folder, workers=2, progress=interrupt)
+            collection.index_folder(FolderRequest(folder, workers=2), progress=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
     held = collection.count()
@@ -208,25 +153,25 @@ def test_a_refused_upload_stops_all_workers(client, folder, monkeypatch):
     monkeypatch.setattr(uploads, "MOST", 5)  # a dozen requests, so that some are still to come
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").index_folder(folder)
-    client.collections.create("vanishing")
+    client.create_collection("vanishing")
     dropping = []
 
     def drop(done: int, total: int) -> None:
         if not dropping:
             dropping.append(done)
-            client.collections.drop("vanishing")
+            client.store.drop("vanishing")
 
     with pytest.raises(CollectionNotFound):
-        client.collection("vanishing").index_folder(folder, workers=2, progress=drop)
+        client.collection("vanishing").index_folder(FolderRequest(folder, workers=2), progress=drop)
 
 
 async def _index(url: str, folder) -> None:
     async with AsyncClient(url, timeout=120) as client:
-        await client.collections.create("awaited")
+        await client.create_collection("awaited")
         report = await client.collection("awaited").index_folder(folder)
         assert (report.added, report.broken) == (60, ())
         assert (await client.collection("awaited").index_folder(folder)).unchanged == 60
-        await client.collections.drop("awaited")
+        await client.store.drop("awaited")
 
 
 def test_the_async_client_indexes_a_folder(server, folder):

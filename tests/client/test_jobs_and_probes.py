@@ -1,6 +1,5 @@
 """Jobs and probes by the client: fitted, waited for, asked, taken home."""
 
-import csv
 import json
 import time
 from collections.abc import Iterator
@@ -24,20 +23,16 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.probe.cross_validation import out_of_fold
-from nnclr_hub.workbench.duplicates import DuplicatesRequest
-from nnclr_hub.workbench.index_task import IndexRequest
 from nnclr_hub.workbench.inspection.comparison import ComparisonRequest
 from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from nnclr_hub.workbench.inspections import get_inspection, is_current
-from nnclr_hub.workbench.maintenance import CollectionRequest
-from nnclr_hub.workbench.reembedding import ReembedRequest
 
 
 @pytest.fixture(scope="module")
 def server(model, photos, tmp_path_factory, serve) -> Iterator:
     for running in serve(model, tmp_path_factory.mktemp("probes") / "store", source_folders=[str(photos)]):
         with Client(running.url) as client:
-            client.collections.create("photos")
+            client.create_collection("photos")
             client.collection("photos").index_folder(photos)
         yield running
 
@@ -70,37 +65,6 @@ def test_a_probe_is_fitted_on_a_field_predicts_and_is_downloaded(client, encoder
     client.probes.delete("classes")
     with pytest.raises(ProbeNotFound):
         client.probes.get("classes")
-
-
-def test_maintenance_of_a_collection_runs_as_jobs(client, server, encoder, image_files):
-    client.collections.create("twice")
-    collection = client.collection("twice")
-    collection.upsert([Item(name, encoder.embed(image_files[:1])[0]) for name in "ab"])
-    request = CollectionRequest("twice")
-    assert client.run("compact", request) == server.bench.run("compact", request)
-    assert client.run("verify", request) == server.bench.run("verify", request)
-    seen = []
-    collection.compact(lambda done, total: seen.append(total))
-    assert seen
-    found = client.run("duplicates", DuplicatesRequest("twice", 0.99, where={"must": []}))
-    assert [sorted(group["ids"]) for group in found["groups"]] == [["a", "b"]]
-    with pytest.raises(InvalidRequest):
-        DuplicatesRequest("twice", exact=True)
-    with pytest.raises(UnknownModel):
-        client.start("reembed", ReembedRequest("twice", "nothing"))
-    with pytest.raises(CollectionNotFound):
-        client.collection("nowhere").compact()
-    client.collections.drop("twice")
-
-
-def test_a_folder_on_the_server_is_indexed(client, photos):
-    client.collections.create("there")
-    [one, *_] = sorted(folder.name for folder in photos.iterdir())
-    assert client.run("index", IndexRequest("there", folder=one))["added"] == len(list((photos / one).iterdir()))
-    assert client.run("index", IndexRequest("there", photos.name))["added"] == 60
-    with pytest.raises(InvalidRequest):
-        client.start("index", IndexRequest("there", folder=".."))
-    client.collections.drop("there")
 
 
 def test_a_probe_is_fitted_on_rows_and_on_images(client, encoder, image_files):
@@ -210,19 +174,3 @@ def test_encoders_are_compared_on_a_collection(client, server):
     for wrong, kind in ((["nothing"], UnknownModel), (["pixels"] * 9, InvalidRequest)):
         with pytest.raises(kind):
             client.start("comparison", ComparisonRequest("photos", wrong))
-
-
-def test_the_verb_inspects_a_collection_of_a_server(server, tmp_path):
-    out = tmp_path / "report"
-    code, printed, err = nnclr("inspect", "photos", "--server", server.url, "--out", out, "--label-next", 4, "--json")
-    assert code == 0, err
-    collection = server.bench.collection("photos")
-    kept = get_inspection(server.bench.store.records, collection)
-    assert json.loads((out / "findings.json").read_text()) == kept.findings
-    assert json.loads(printed)["images"] == 60
-    assert json.loads(printed)["report"].startswith(server.url)
-    with (out / "clusters.csv").open(newline="") as file:
-        assert {row["id"] for row in csv.DictReader(file)} == set(kept.ids)
-    for wrong in (("--parts", "folders"), ("--labels", "x.csv"), ("--store", "s"), ("--label-next", 0)):
-        assert nnclr("inspect", "photos", "--server", server.url, "--out", out, *wrong)[0] == 2, wrong
-    assert nnclr("inspect", "nowhere", "--server", server.url, "--out", out)[0] == 1

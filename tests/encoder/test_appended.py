@@ -15,8 +15,7 @@ from tiny_runs import nnclr
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.encoder.descriptors import BINS, PARTS
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.publish.onnx_file import export_onnx
-from training.evals.supervised import network_of
+from nnclr_hub.publish.export import export_onnx
 
 SETTINGS = {"orientations": 9, "cells_per_block": (2, 2), "block_norm": "L2-Hys"}
 
@@ -99,12 +98,10 @@ def test_a_folder_whose_name_ends_like_a_part_is_itself(model, tmp_path):
     assert load_encoder(f"{folder}+shape").fingerprint == load_encoder(f"{model}+shape").fingerprint
 
 
-def test_files_and_training_have_no_parts(model, tmp_path):
+def test_files_have_no_parts(model, tmp_path):
     with pytest.raises(InvalidRequest):
         export_onnx(f"{model}+shape", tmp_path / "joined.onnx")
     assert not (tmp_path / "joined.onnx").exists()
-    with pytest.raises(InvalidRequest):
-        network_of(load_encoder(f"{model}+shape"))
 
 
 @pytest.mark.parametrize("source", ["{model}+shape+shape", "python:{file}:encoder+shape"])

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from nnclr_hub import load_encoder
-from nnclr_hub.publish.onnx_file import probe_images, worst_cosine
+from nnclr_hub.publish.export import probe_images
 
 CPU = torch.device("cpu")
 EXACT, NEAR = ("openvino", "onnx"), ("torch-bf16", "openvino-bf16")
@@ -156,14 +156,6 @@ def test_openvino_sends_no_telemetry(model, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_vectors_that_are_not_finite_have_the_largest_distance():
-    rows = np.ones((2, 3), np.float32)
-    broken = rows.copy()
-    broken[1, 0] = np.nan
-    assert worst_cosine(broken, rows) == -1
-    assert worst_cosine(rows * 2, rows) == pytest.approx(1)
-
-
 @pytest.mark.slow
 def test_a_signal_after_several_openvino_networks_is_harmless(model):
     need("openvino")
@@ -181,16 +173,3 @@ def test_a_signal_after_several_openvino_networks_is_harmless(model):
         [sys.executable, "-c", code, str(model)], capture_output=True, text=True, cwd=Path(__file__).parents[2]
     )
     assert (done.returncode, done.stdout.split()) == (0, ["heard"] * 2), done.stderr
-
-
-@pytest.mark.parametrize("count", [1, 3, 16, 64, 70])
-def test_graphs_of_a_few_sizes_serve_any_batch(make_model, count, monkeypatch):
-    """The way a GPU goes, on the CPU and without compilation: cut, filled up, and the filling dropped."""
-    from nnclr_hub.encoder.backends import with_torch
-
-    encoder, sizes = load_encoder(make_model("test_resnet", {}, 32), device="cpu"), []
-    monkeypatch.setattr(torch, "compile", lambda network, **_: lambda x: sizes.append(len(x)) or network(x))
-    backend = with_torch.CompileBackend(encoder.backend._network, CPU, "fp32")
-    crops = crops_for(encoder, count)
-    np.testing.assert_allclose(backend._run_graphs(crops), encoder.backend.run(crops), atol=1e-5)
-    assert set(sizes) <= set(with_torch.GRAPHS)

@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from PIL import Image
 
 from nnclr_hub import Encoder, ImageError, load_encoder
-from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.preprocessing import Preprocessing
-from nnclr_hub.errors import InvalidRequest, UnknownModel
+from nnclr_hub.errors import InvalidRequest
 
 
 def test_vectors_are_unit_and_equal_timms(encoder, model, image_files):
@@ -233,13 +232,6 @@ def test_loading_does_not_advance_the_global_generator(source, model):
     torch.manual_seed(5)
     load_encoder(source or model, device="cpu")
     assert torch.equal(torch.rand(3), want)
-
-
-def test_unknown_architectures_and_arguments_are_refused():
-    with pytest.raises(UnknownModel, match="resnet50"):
-        create_backbone("resnet_50")
-    with pytest.raises(InvalidRequest, match="num_legs"):
-        create_backbone("resnet18", model_args={"num_legs": 4})
 
 
 def test_it_shows_its_name_network_size_and_fingerprint(encoder, model):

@@ -17,7 +17,7 @@ from nnclr_hub.images import listing
 from nnclr_hub.images.listing import find_images
 from nnclr_hub.images.source import Source
 from nnclr_hub.remote_files import RemoteBytes
-from nnclr_hub.workbench.import_format import FORMATS
+from nnclr_hub.workbench.requests import FORMATS
 from nnclr_hub.workbench.staging import images_of
 
 

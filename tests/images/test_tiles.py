@@ -16,7 +16,7 @@ from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Source
 from nnclr_hub.images.tiles import Tiling, tiles_of
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
+from nnclr_hub.workbench import Encoders, FolderRequest, SearchQuery, Workbench
 from nnclr_hub.workbench.inspection.subject import folder_subject
 from nnclr_hub.workbench.sources import read_original
 
@@ -113,7 +113,7 @@ def test_an_image_above_the_limit_is_read_in_tiles(tmp_path):
 def test_a_collection_of_tiles(slides, model, tmp_path):
     with open_store(tmp_path / "store") as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        report = bench.index_folder("slides", slides, tiling=Tiling(100, 20, skip_empty=True))
+        report = bench.index_folder("slides", FolderRequest(slides, tiling=Tiling(100, 20, skip_empty=True)))
         assert (report.added, report.empty, report.left_out) == (8, 1, {})
         collection = bench.collection("slides")
         items = collection.scroll().items
@@ -126,18 +126,18 @@ def test_a_collection_of_tiles(slides, model, tmp_path):
         original = read_original(collection, match.id, None)
         assert original.of == "source"
         np.testing.assert_array_equal(np.asarray(decode_image(original.data)), np.asarray(part))
-        again = bench.index_folder("slides", slides, tiling=Tiling(100, 20, skip_empty=True))
+        again = bench.index_folder("slides", FolderRequest(slides, tiling=Tiling(100, 20, skip_empty=True)))
         assert (again.added, again.unchanged, again.empty) == (0, 8, 1)
         for other in (None, Tiling(64)):
             with pytest.raises(InvalidRequest) as refused:
-                bench.index_folder("slides", slides, tiling=other)
+                bench.index_folder("slides", FolderRequest(slides, tiling=other))
             assert "--tile 100 --overlap 20" in str(refused.value)
         written = [one.id for one in collection.scroll(limit=2).items]
         for id, box in zip(written, ([1, 2], ["a", 0, 1, 1]), strict=True):  # clients can write metadata
             collection.update_each({id: {"box": box}})
         with pytest.raises(InvalidRequest):
             bench.index_folder("slides", slides)
-        replaced = bench.index_folder("slides", slides, prune=True)
+        replaced = bench.index_folder("slides", FolderRequest(slides, prune=True))
         assert (replaced.added, replaced.removed) == (1, 8)
 
 
@@ -145,15 +145,15 @@ def test_a_damaged_slide_keeps_its_tiles_and_does_not_block_its_folder(slides, m
     (slides / "b.tif").write_bytes((slides / "a.tif").read_bytes())
     with open_store(tmp_path / "store") as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        assert bench.index_folder("slides", slides, tiling=TILING).added == 18
+        assert bench.index_folder("slides", FolderRequest(slides, tiling=TILING)).added == 18
         (slides / "b.tif").write_bytes(b"II*\0\0")
         for prune in (False, True):
-            report = bench.index_folder("slides", slides, tiling=TILING, prune=prune)
+            report = bench.index_folder("slides", FolderRequest(slides, tiling=TILING, prune=prune))
             assert (report.unchanged, report.removed, report.added) == (9, 0, 0)
             assert [path for path, _ in report.broken] == [str(slides / "b.tif")]
             assert len(bench.collection("slides").scroll(limit=100).items) == 18
         (slides / "b.tif").unlink()
-        assert bench.index_folder("slides", slides, tiling=TILING, prune=True).removed == 9
+        assert bench.index_folder("slides", FolderRequest(slides, tiling=TILING, prune=True)).removed == 9
 
 
 def test_shards_and_inspections_of_tiles(slides, model, tmp_path):
@@ -168,7 +168,7 @@ def test_shards_and_inspections_of_tiles(slides, model, tmp_path):
         boxes = {tuple(item.metadata["box"]) for item in store.get("slides").scroll().items}
         assert boxes == {tile.box for tile in tiles_of(slides / "a.tif", TILING)}
         bench = Workbench(Encoders(str(model), device="cpu"), store)
-        assert bench.index_folder("slides", slides, tiling=TILING).unchanged == 9
+        assert bench.index_folder("slides", FolderRequest(slides, tiling=TILING)).unchanged == 9
     subject = folder_subject(slides, encoder, tiling=TILING)
     assert subject.items[4] == "a.tif#80,80,180,180"
     np.testing.assert_allclose(subject.vectors, shard.vectors, atol=1e-5)

@@ -8,6 +8,7 @@ import pytest
 from hub_server import TOKEN, HubServer, running_hub
 from huggingface_hub import constants
 
+from nnclr_hub.publish import export
 from nnclr_hub.publish.export import export_run
 
 
@@ -28,6 +29,12 @@ def turned_to_own_hub(cache: Path) -> Iterator[HubServer]:
 def hub(tmp_path) -> Iterator[HubServer]:
     with turned_to_own_hub(tmp_path / "hub-cache") as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def without_graphs(monkeypatch):
+    """As on a machine without the packages for network.onnx, whose export takes seconds."""
+    monkeypatch.setattr(export, "GRAPH_NEEDS", ("no_such_package",))
 
 
 @pytest.fixture

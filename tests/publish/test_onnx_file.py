@@ -11,8 +11,8 @@ from commands import output_of
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, MissingDependency, ModelError, UnknownModel, WeightsMismatch
-from nnclr_hub.publish import onnx_file
-from nnclr_hub.publish.onnx_file import export_onnx, probe_images
+from nnclr_hub.publish import export
+from nnclr_hub.publish.export import export_onnx, probe_images
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -58,14 +58,14 @@ def test_an_invalid_onnx_export_is_explained(model, tmp_path, monkeypatch):
 
 def test_a_file_with_other_vectors_is_not_written(exported, make_model, tmp_path, monkeypatch):
     (tmp_path / "model.onnx").write_text("older")
-    monkeypatch.setattr(onnx_file, "onnx_bytes", lambda network, about: exported[1].read_bytes())
+    monkeypatch.setattr(export, "onnx_bytes", lambda network, about: exported[1].read_bytes())
     with pytest.raises(WeightsMismatch):
         export_onnx(make_model(seed=1), tmp_path / "model.onnx")
     assert (tmp_path / "model.onnx").read_text() == "older"
 
 
 def test_an_unwritable_path_is_reported_before_the_export(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_file, "onnx_bytes", None)
+    monkeypatch.setattr(export, "onnx_bytes", None)
     (tmp_path / "model.onnx").mkdir()
     with pytest.raises(ModelError):
         export_onnx(model, tmp_path / "model.onnx")
@@ -76,8 +76,8 @@ def test_a_full_disk_is_reported_and_keeps_the_older_file(model, tmp_path, monke
     def full(self, content):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(onnx_file, "onnx_bytes", lambda network, about: b"model")
-    monkeypatch.setattr(onnx_file, "find_spec", lambda name: None)
+    monkeypatch.setattr(export, "onnx_bytes", lambda network, about: b"model")
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
     monkeypatch.setattr(Path, "write_bytes", full)
     (tmp_path / "model.onnx").write_text("older")
     with pytest.raises(ModelError):

@@ -156,7 +156,7 @@ def make_engines():
     made = []
 
     def start(shelf: Shelf, **settings) -> Engines:
-        made.append(Engines("a", Settings(decode_threads=1, **settings), Metrics(), load=shelf, weigh=shelf.weigh))
+        made.append(Engines("a", Settings(decode_threads=1, **settings), Metrics(), load=shelf))
         return made[-1]
 
     yield start

@@ -33,7 +33,7 @@ def load(_: str) -> FakeEncoder:
     return encoder
 
 
-engines = Engines("fake", settings, load=load, weigh=lambda source: 0)
+engines = Engines("fake", settings, load=load)
 with open_store(folder) as store:
     try:
         run(create_app(settings, engines, Workbench(engines, store)), settings)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from PIL import Image
 from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
@@ -54,37 +53,6 @@ def add(server, ticket: str, most: int = 20_000_000):
     return run(server, "add", {"upload": ticket, "max_bytes": most}, collection="photos", format="zip")
 
 
-def test_images_are_added_with_their_folder_as_label_and_errors_are_listed(
-    server, client, collection, ticket, image_files
-):
-    one = Image.new("RGB", (1, 1), "red")
-    one.save(image_files[0].parent.parent / "one.png")
-    files = {
-        "pets/cat/a.jpg": image_files[0],
-        "b.jpg": image_files[1],
-        "broken.jpg": b"no image",
-        "large.jpg": bytes(99_999),
-    }
-    files |= {"one.png": image_files[0].parent.parent / "one.png", "again.jpg": image_files[1]}
-    given = ticket(files)
-    (image_files[0].parent.parent / "one.png").unlink()
-    job = add(server, given, most=90_000)
-    assert job.state == "done"
-    assert {name: job.result[name] for name in ("added", "replaced", "errors_count")} == {
-        "added": 3,
-        "replaced": 1,
-        "errors_count": 2,
-    }
-    assert [error["name"] for error in job.result["errors"]] == ["large.jpg", "broken.jpg"]
-    found = {item["id"]: item["metadata"] for item in client.get(f"{collection}/items").json()["items"]}
-    assert len(found) == 3
-    first = found[hashlib.sha256(image_files[0].read_bytes()).hexdigest()[:32]]
-    assert (first["name"], first["label"]) == ("a.jpg", "cat")
-    until(lambda: not waits(given))
-    again = add(server, ticket({"b.jpg": image_files[1]}))
-    assert (again.result["added"], again.result["replaced"]) == (0, 1)
-
-
 def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection, ticket, image_files, monkeypatch):
     """Check jobs that are cancelled while they wait, cancelled while they run, and failed."""
     going = threading.Event()
@@ -120,7 +88,7 @@ def attempt(server, ticket: str, *, until: int | None = None):
     path = str(staged(ticket).path)
     request = task.request.from_json({"collection": "photos", "max_bytes": 10**6, "path": path, "format": "zip"})
     try:
-        return task.run(server.bench, request, context).as_json()
+        return task.run(server.bench, request, context)
     except Interrupted:
         return None
 
@@ -145,24 +113,6 @@ def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, i
     report = attempt(server, given)
     assert (report["added"], report["replaced"], report["errors_count"]) == (23, 2, 1)
     assert len([id for id in embedded if id == hashlib.sha256(image_files[1].read_bytes()).hexdigest()[:32]]) == 1
-
-
-def test_a_job_interrupted_before_its_write_adds_the_images_later(server, collection, ticket, image_files, monkeypatch):
-    given = ticket({"a.jpg": image_files[0], "b.jpg": image_files[1]})
-    with monkeypatch.context() as patched:
-        patched.setattr(Workbench, "add_images", lambda *given: (_ for _ in ()).throw(Interrupted()))
-        assert attempt(server, given) is None
-    assert server.bench.collection("photos").count() == 0
-    assert attempt(server, given)["added"] == 2
-
-
-def test_a_single_folder_that_contains_everything_is_no_label(server, client, collection, ticket, image_files):
-    files = {f"photos/{path.parent.name}/{path.name}": path for path in image_files[:40]}
-    job = add(server, ticket({**files, "photos/inner.zip": b"PK"}))
-    assert (job.result["added"], job.total) == (40, 40)
-    assert job.result["left_out"] == {".zip": 1}
-    labels = {item["metadata"]["label"] for item in client.get(f"{collection}/items").json()["items"]}
-    assert labels == {path.parent.name for path in image_files[:40]}
 
 
 def test_a_job_whose_images_were_deleted_fails(server, collection):
@@ -209,7 +159,7 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
         task = own_tasks()["index"]
         try:
             request = task.request.from_json({**params, "root": str(root)})
-            body = task.run(server.bench, request, context).as_json()
+            body = task.run(server.bench, request, context)
         except Interrupted:
             assert stop_at is not None
     assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]

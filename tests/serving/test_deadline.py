@@ -216,18 +216,6 @@ def _smaller(body):
     return {"k": 150} if "k" in body else {"queries": body["queries"][:3]}
 
 
-def test_an_answer_that_turns_out_too_large_is_refused(hurried, hurried_client):
-    items = [Item(f"wide{i}", np.float32([100, 100 + i]), {"text": "x" * 20_000}) for i in range(20)]
-    collection = hurried.bench.collection("c")
-    collection.upsert(items)
-    try:
-        for k, status in ((5, 200), (15, 413)):
-            body = {"vector": [1.0, 1.0], "k": k, "where": {"must": [{"key": "text", "prefix": "x" * 1000}]}}
-            assert hurried_client.post(ROUTES["search"][1], json=body).status_code == status
-    finally:
-        collection.delete([item.id for item in items])
-
-
 def gauge(server, name: str) -> float:
     return server.engines.metrics.registry.get_sample_value(name) or 0.0
 
@@ -258,10 +246,3 @@ def test_many_clients_that_wait_poll_less_often(hurried, hurried_client, monkeyp
     finally:
         waiting -= others
     assert len(polls) <= 3  # 8 without the limit, and the answer
-
-
-def test_a_list_of_changes(hurried, hurried_client):
-    path = "/api/v1/collections/c/changes"
-    listed = hurried_client.get(path, params={"limit": 1000}).json()
-    expected = vars(hurried.bench.collection("c").changes(0, 1000))
-    assert listed == {**expected, "changes": [vars(one) for one in expected["changes"]]}

@@ -1,21 +1,39 @@
-"""The engine: vectors, batches, permits, timings, and tasks other than embedding."""
+"""The engine: vectors, batches, permits, tasks, requests that end early, and threads that fail."""
 
 import asyncio
+import gc
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_encoder import FakeEncoder, busy, first_column, numbers, queued, sample
-from waiting import until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from waiting import PATIENCE_S, until
 
-from nnclr_hub import ImageError, load_encoder
-from nnclr_hub.errors import InvalidRequest, NotReady, Overloaded, RequestTooLarge, ServiceError
+from nnclr_hub import load_encoder
+from nnclr_hub.errors import (
+    DeadlineExceeded,
+    ImageError,
+    InvalidRequest,
+    NotReady,
+    Overloaded,
+    RequestTooLarge,
+    ServiceError,
+)
 from serving.engine import Engine
 from serving.settings import Settings
-from serving.stages import ImageTask
-from serving.telemetry import Timings, current
+from serving.stages import ImageTask, WorkItem
+from serving.telemetry import Metrics, Timings, current
+
+# ---- the engine: vectors, batches, permits, timings, and tasks other than embedding
+
 
 WORDS = ImageTask(bytes.decode, str.upper)
 
@@ -36,16 +54,6 @@ def test_vectors_do_not_depend_on_the_batch(real, model, image_files):
     np.testing.assert_allclose(real.run(image_files), want, atol=1e-5)
     np.testing.assert_allclose([real.run([one])[0] for one in image_files[:8]], want[:8], atol=1e-5)
     assert real.run([]) == []
-
-
-def test_each_of_many_callers_gets_its_own_results(real, image_files):
-    want = real.run(image_files)
-    with ThreadPoolExecutor(60) as pool:
-        answers = pool.map(lambda i: real.run([image_files[i], b"garbage", image_files[(i + 1) % 60]]), range(60))
-        for i, results in enumerate(answers):
-            np.testing.assert_allclose(results[0], want[i], atol=1e-5)
-            assert isinstance(results[1], ImageError)
-            np.testing.assert_allclose(results[2], want[(i + 1) % 60], atol=1e-5)
 
 
 # ---- batches
@@ -74,26 +82,6 @@ def test_batches_do_not_exceed_the_largest_compiled_size(make_engine):
         release.set()
         assert first_column(answer.result()) == list(range(1, 8))
     assert encoder.batches[4:] == [1, 4, 3]
-
-
-def test_a_failed_batch_fails_only_the_request_with_the_bad_image(make_engine):
-    encoder, release = FakeEncoder(), threading.Event()
-
-    def fail():
-        raise RuntimeError("device-side assert")
-
-    encoder.forwarding["poison"] = fail
-    engine = make_engine(encoder)
-    with busy(engine, encoder, release), ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(engine.run, numbers(i)) for i in range(1, 7)]
-        poisoned = pool.submit(engine.run, [b"poison", *numbers(9)])
-        until(lambda: queued(engine) == 8)
-        release.set()
-        assert [first_column(one.result()) for one in answers] == [[float(i)] for i in range(1, 7)]
-        with pytest.raises(ServiceError, match="RuntimeError"):
-            poisoned.result()
-    assert engine.fault is None
-    until(lambda: engine.in_work == 0)
 
 
 def test_batches_stay_halved_after_the_device_ran_out_of_memory(make_engine):
@@ -187,18 +175,6 @@ def test_a_request_reports_the_time_of_each_stage(make_engine):
     assert seconds["embed"] >= 0.15
 
 
-def test_metrics_count_every_image_once(make_engine):
-    engine = make_engine(FakeEncoder())
-    engine.run([b"bad", *numbers(1, 2), b"bad", b"bad"])
-    for outcome, count in (("embedded", 2), ("broken", 3), ("failed", 0), ("expired", 0), ("cancelled", 0)):
-        assert sample(engine, "nnclr_images_total", model="fake", outcome=outcome) == count
-    assert sample(engine, "nnclr_stage_seconds_count", stage="decode") == 5
-    assert sample(engine, "nnclr_stage_seconds_count", stage="queue") == 2
-    assert sample(engine, "nnclr_batch_images_sum", model="fake") == 2
-    assert [sample(engine, f"nnclr_{name}_in_work") for name in ("images", "bytes")] == [0, 0]
-    assert queued(engine) == 0
-
-
 # ---- tasks
 
 
@@ -274,3 +250,389 @@ def test_at_most_one_task_runs_between_two_batches(make_engine, arrivals, order)
     encoder = FakeEncoder()
     assert device_order(make_engine(encoder, max_batch=4), encoder, arrivals) == order
     assert "tt" not in order.rstrip("t")  # after the last batch no vector waits
+
+
+# ---- requests that end early: past their deadline, cancelled, or overtaken by the engine's shutdown
+
+
+def cancel_when(engine, images: list[bytes], started: threading.Event) -> None:
+    """Send a request from the event loop and cancel it once it has started."""
+
+    async def cancel() -> None:
+        task = asyncio.create_task(engine.run_async(images))
+        assert await asyncio.to_thread(started.wait, 120)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+
+
+def test_an_expired_request_is_dropped(make_engine):
+    encoder, release = FakeEncoder(), threading.Event()
+    encoder.before = lambda: release.wait(120)
+    engine = make_engine(encoder, deadline_s=0.3, max_batch=1)
+    with pytest.raises(DeadlineExceeded):  # although the device does not return
+        engine.run(numbers(*range(1, 9)))
+    release.set()
+    until(lambda: engine.in_work == 0)
+    assert len(encoder.batches) <= 1
+    assert sample(engine, "nnclr_images_total", model="fake", outcome="expired") >= 7  # one may be on the device
+
+
+def test_requests_are_freed_without_garbage_collection(make_engine):
+    engine = make_engine(FakeEncoder(), decode_threads=1)
+
+    async def embed(n: int) -> list:
+        return await engine.run_async(numbers(n))
+
+    def items() -> list[WorkItem]:
+        return [one for one in gc.get_objects() if type(one) is WorkItem]
+
+    others = items()  # cycles of other tests, which are not collected yet
+    gc.disable()
+    try:
+        for n in range(20):
+            engine.run(numbers(n))
+            asyncio.run(embed(n))
+        until(lambda: len(items()) <= len(others) + 3)  # variables of the threads that wait for the next one
+    finally:
+        gc.enable()
+
+
+def test_a_caller_may_set_a_shorter_deadline(make_engine):
+    encoder, release = FakeEncoder(), threading.Event()
+    encoder.before = lambda: release.wait(120)
+    engine = make_engine(encoder)
+    with pytest.raises(DeadlineExceeded):
+        engine.run(numbers(1), deadline_s=0.1)
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(engine.run_async(numbers(1), deadline_s=0.1))
+    for deadline_s in (0, -1, float("nan")):
+        with pytest.raises(InvalidRequest, match="deadline"):
+            engine.run(numbers(1), deadline_s=deadline_s)
+    release.set()
+
+
+def test_cancelled_images_are_not_computed(make_engine):
+    encoder, release, begun = FakeEncoder(), threading.Event(), threading.Event()
+    encoder.decoding["slow"] = lambda: (begun.set(), release.wait(120))
+    engine = make_engine(encoder, decode_threads=1)
+    cancel_when(engine, [b"slow", *numbers(*range(1, 30))], begun)
+    assert engine.in_work == 30  # permits come back together: one image is still being decoded
+    release.set()
+    until(lambda: engine.in_work == 0)
+    assert first_column(engine.run(numbers(1, 2))) == [1, 2]
+    assert sum(encoder.batches) == 2
+    assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
+
+
+def test_an_image_cancelled_while_it_is_decoded_does_not_wait_for_the_device(make_engine):
+    """It is in neither queue then. Its permits come back although the device is busy."""
+    decoding, decoded, release = threading.Event(), threading.Event(), threading.Event()
+    encoder = FakeEncoder(decoding={"slow": lambda: (decoding.set(), decoded.wait(120))})
+    engine = make_engine(encoder)
+    with busy(engine, encoder, release):
+        cancel_when(engine, [b"slow"], decoding)
+        assert engine.in_work == 2
+        decoded.set()
+        until(lambda: engine.in_work == 1)
+        release.set()
+
+
+def test_a_closed_engine_finishes_its_work_and_takes_no_more(make_engine):
+    encoder, release = FakeEncoder(), threading.Event()
+    engine = make_engine(encoder, max_batch=2)
+    with ThreadPoolExecutor(2) as pool:
+        encoder.before = lambda: release.wait(120)
+        answer = pool.submit(engine.run, numbers(*range(1, 30)))
+        until(lambda: encoder.batches)
+        engine.drain()
+        with pytest.raises(NotReady):
+            engine.run(numbers(1))
+        closing = pool.submit(engine.close)
+        assert not answer.done()
+        assert not closing.done()
+        release.set()
+        closing.result(120)
+        assert engine.in_work == 0
+        assert first_column(answer.result(120)) == list(range(1, 30))
+    for call in (lambda: engine.run(numbers(1)), engine.warm_up):
+        with pytest.raises(NotReady):
+            call()
+
+
+# ---- threads that die or stall, and encoders that always fail: requests fail, and the engine recovers
+
+
+DIED = "device thread died and was replaced"
+
+
+def exit_thread():
+    raise SystemExit
+
+
+def failed_images(engine) -> float:
+    return sample(engine, "nnclr_images_total", model="fake", outcome="failed")
+
+
+@pytest.fixture
+def pass_seconds(monkeypatch) -> Callable[[float], None]:
+    """Stop the clock by which threads stall, and return a function that advances it: a busy machine causes no fault."""
+    now = [0.0]
+    monkeypatch.setattr(
+        "serving.stages.time", SimpleNamespace(monotonic=lambda: now[0], perf_counter=time.perf_counter)
+    )
+
+    def advance(seconds: float) -> None:
+        now[0] += seconds
+
+    return advance
+
+
+def test_a_thread_that_stalls_is_replaced_and_its_late_result_is_ignored(make_engine, pass_seconds):
+    release, returned = threading.Event(), threading.Event()
+
+    def stall():
+        pass_seconds(0.3)
+        release.wait(120)
+        returned.set()
+
+    engine = make_engine(FakeEncoder(forwarding={"endless": stall}), decode_threads=1, stall_s=0.2)
+    with pytest.raises(NotReady):
+        engine.run([b"endless"])
+    until(lambda: engine.fault is None)
+    assert engine.run([b"7"])[0][0] == 7
+    assert failed_images(engine) == 1
+    release.set()
+    assert returned.wait(120)
+    assert engine.run([b"7"])[0][0] == 7
+    assert (failed_images(engine), engine.in_work) == (1, 0)
+
+
+def test_a_fault_is_reported_and_refuses_requests_until_a_test_image_passes(make_engine):
+    recovered = threading.Event()
+    encoder = FakeEncoder()
+
+    def die_and_hold_the_test_image():
+        encoder.before = lambda: recovered.wait(120)
+        raise SystemExit
+
+    encoder.forwarding["deadly"] = die_and_hold_the_test_image
+    engine = make_engine(encoder, stall_s=120)
+    with pytest.raises(NotReady):
+        engine.run([b"deadly"])
+    assert engine.fault == DIED
+    with pytest.raises(NotReady, match=DIED):
+        engine.run([b"7"])
+    recovered.set()
+    until(lambda: engine.fault is None)
+    assert engine.run([b"7"])[0][0] == 7
+
+
+@pytest.mark.usefixtures("pass_seconds")
+def test_an_encoder_that_always_fails_is_a_fault_until_it_works_again(make_engine):
+    broken = True
+
+    def fail():
+        if broken:
+            raise RuntimeError("device lost")
+
+    encoder = FakeEncoder()
+    encoder.before = fail
+    engine = make_engine(encoder, stall_s=0.2)
+    for _ in range(3):
+        with pytest.raises(ServiceError):
+            engine.run([b"7"])
+    until(lambda: engine.fault == "the encoder fails on every image")
+    until(lambda: len(encoder.batches) > 5)  # failed test images
+    assert engine.fault
+    broken = False
+    until(lambda: engine.fault is None)
+    assert engine.run([b"7"])[0][0] == 7
+
+
+def test_a_stalled_engine_closes_anyway(make_engine):
+    release = threading.Event()
+    engine = make_engine(FakeEncoder(forwarding={"endless": lambda: release.wait(300)}), stall_s=300)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(engine.run, [b"endless", b"1"])
+        until(lambda: engine.in_work == 2)
+        engine.close(0.2)  # returns although the thread does not
+        assert not release.is_set()
+        with pytest.raises(NotReady):
+            answer.result(120)
+        release.set()
+
+
+def test_readyz_reports_a_fault_until_it_is_over(server, client, image_files, monkeypatch):
+    encoder = server.engine.encoder
+    forward, calls, recovered = encoder.forward_crops, [], threading.Event()
+
+    def die_once_and_then_wait(crops):
+        calls.append(len(crops))
+        if len(calls) == 1:
+            raise SystemExit
+        recovered.wait(120)
+        return forward(crops)
+
+    monkeypatch.setattr(encoder, "forward_crops", die_once_and_then_wait)
+    files = {"files": ("a.jpg", image_files[0].read_bytes())}
+    for _ in range(2):
+        refused = client.post("/api/v1/embed", files=files)
+        assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
+        report = client.get("/readyz")
+        assert report.status_code == 503
+        assert (report.json()["status"], report.json()["detail"]) == ("ill", DIED)
+    recovered.set()
+    until(lambda: client.get("/readyz").status_code == 200)
+    assert client.post("/api/v1/embed", files=files).status_code == 200
+
+
+# ---- for any mix of images, faults, deadlines and cancellations, each request is answered exactly once and in order
+
+
+CAPACITY = 12
+GOOD = st.integers(1, 99).map(str)
+FAULTY = st.sampled_from(["bad", "crash", "exit", "poison", "deadly", "endless", "sleepy"])
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request: its images, where it comes from, when it is cancelled, and its deadline."""
+
+    words: list[str]
+    in_loop: bool
+    cancel_after: float | None
+    deadline_s: float | None
+
+
+CALLS = st.builds(
+    Call,
+    st.lists(st.one_of(GOOD, GOOD, GOOD, FAULTY), min_size=1, max_size=CAPACITY + 1),
+    st.booleans(),
+    st.one_of(st.none(), st.none(), st.sampled_from([0.0, 0.005, 0.03])),
+    st.one_of(st.none(), st.sampled_from([0.02, 0.2])),
+)
+
+
+def crash():
+    raise ValueError
+
+
+def leave():
+    raise SystemExit
+
+
+def sometimes_slow():
+    time.sleep(0.01)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(CALLS, min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 5), st.sampled_from([0.0, 2.0]))
+def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
+    release = threading.Event()
+    encoder = FakeEncoder(
+        decoding={"crash": crash, "exit": leave, "sleepy": sometimes_slow},
+        forwarding={"poison": crash, "deadly": leave, "endless": lambda: release.wait(5), "sleepy": sometimes_slow},
+    )
+    options = Settings(
+        capacity=CAPACITY,
+        decode_threads=threads,
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        stall_s=0.05,
+        deadline_s=PATIENCE_S,
+    )
+    engine = Engine(encoder, options, Metrics())
+    outcomes = asyncio.run(run_all(engine, plan))
+    assert len(outcomes) == len(plan)
+    for call, outcome in zip(plan, outcomes, strict=True):
+        check(call, outcome)
+    release.set()
+    until_recovered(engine)
+    admitted = sum(
+        len(call.words)
+        for call, outcome in zip(plan, outcomes, strict=True)
+        if not isinstance(outcome, Overloaded | RequestTooLarge | Refused)
+    )
+    assert sum(counts(engine).values()) == admitted
+    results = until_answered(engine, [b"5", b"bad", b"6"])
+    assert (results[0][0], type(results[1]), results[2][0]) == (5, ImageError, 6)
+    engine.close(1)
+
+
+class Refused(Exception):
+    """The engine had a fault when the request came."""
+
+
+async def run_all(engine: Engine, plan: list[Call]) -> list[object]:
+    return list(await asyncio.gather(*(outcome_of(engine, call) for call in plan)))
+
+
+async def outcome_of(engine: Engine, call: Call) -> object:
+    """The results, or the error; a CancelledError for a cancelled request."""
+    images = [f"{word}:{i}".encode() for i, word in enumerate(call.words)]
+    if call.in_loop:
+        task = asyncio.create_task(engine.run_async(images, deadline_s=call.deadline_s))
+    else:
+        task = asyncio.create_task(asyncio.to_thread(engine.run, images, deadline_s=call.deadline_s))
+    if call.in_loop and call.cancel_after is not None:
+        await asyncio.sleep(call.cancel_after)
+        task.cancel()
+    done, _ = await asyncio.wait([task], timeout=PATIENCE_S)
+    assert done, "a request was never answered"
+    if task.cancelled():
+        return asyncio.CancelledError()
+    error = task.exception()
+    if isinstance(error, NotReady) and "fault" in str(error):
+        return Refused()
+    return error or task.result()
+
+
+def check(call: Call, outcome: object) -> None:
+    if isinstance(outcome, list):
+        assert len(outcome) == len(call.words)
+        for word, result in zip(call.words, outcome, strict=True):
+            if word == "bad":
+                assert isinstance(result, ImageError)
+            else:
+                assert isinstance(result, np.ndarray)
+                assert result[0] == (float(word) if word.isdigit() else -1.0)
+        assert not {"crash", "exit", "poison", "deadly", "endless"} & set(call.words)
+    elif isinstance(outcome, asyncio.CancelledError):
+        assert call.in_loop
+        assert call.cancel_after is not None
+    elif isinstance(outcome, RequestTooLarge):
+        assert len(call.words) > CAPACITY
+    else:
+        assert isinstance(outcome, ServiceError | Refused), outcome
+        if isinstance(outcome, DeadlineExceeded):
+            assert call.deadline_s is not None
+
+
+def counts(engine: Engine) -> Counter:
+    return Counter(
+        {
+            sample.labels["outcome"]: sample.value
+            for metric in engine.metrics.images.collect()
+            for sample in metric.samples
+            if sample.name.endswith("_total")
+        }
+    )
+
+
+def until_answered(engine: Engine, images: list[bytes]) -> list:
+    """Return the results. On a busy machine, any step may take longer than stall_s."""
+    while True:
+        try:
+            return engine.run(images)
+        except NotReady:
+            until_recovered(engine)
+
+
+def until_recovered(engine: Engine) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while engine.fault or engine.in_work:
+        assert time.monotonic() < end, (engine.fault, engine.in_work)
+        time.sleep(0.005)

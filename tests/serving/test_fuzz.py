@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from rest_requests import ended, upload
 from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
-from nnclr_hub.workbench.import_format import FORMATS
+from nnclr_hub.workbench.requests import FORMATS
 from serving.openapi import document
 
 SHORT, LONG = 8, 300

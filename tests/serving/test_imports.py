@@ -5,7 +5,6 @@ import hashlib
 import json
 import socket
 import threading
-import zipfile
 
 import httpx
 import numpy as np
@@ -94,29 +93,6 @@ def test_a_cut_connection_continues_where_it_stopped(server, client, points):
     assert stored(client, points) == ALL
 
 
-def test_wrong_requests_are_refused(client, points, collection):
-    typed = {"Content-Type": NDJSON}
-    is_problem(
-        client.post(f"{points}/imports", content=b"", headers={"Content-Type": "text/plain"}),
-        415,
-        "unsupported_media_type",
-    )
-    is_problem(client.post("/api/v1/collections/none/imports", content=b"", headers=typed), 404, "collection_not_found")
-    is_problem(
-        client.post(f"{points}/imports", content=b"", headers={**typed, "Idempotency-Key": "ä".encode()}),
-        422,
-        "invalid_request",
-    )
-    is_problem(
-        client.post(f"{points}/imports", content=b"", headers={**typed, "Upload-Offset": "-1"}), 422, "invalid_request"
-    )
-    zipped = {"Content-Type": "application/zip"}
-    # before the file is sent: these vectors are not from the server's encoder
-    is_problem(client.post(f"{points}/imports", content=b"", headers=zipped), 422, "invalid_request")
-    failed = client.post(f"{collection}/imports", content=b"not a zip", headers=zipped).json()["job"]
-    assert finished(client, f"/api/v1/jobs/{failed['id']}")["error"]["code"] == "invalid_request"
-
-
 def test_a_body_may_exceed_the_limit_of_other_requests_but_not_that_of_imports(serve, model, tmp_path):
     for server in serve(model, tmp_path / "store", max_bytes=1000, bodies_bytes=1000, import_bytes=len(BODY)):
         with httpx.Client(base_url=server.url, timeout=60) as client:
@@ -173,41 +149,6 @@ def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, cli
     done = asyncio.run(again())
     assert done.id != job.id
     assert done.result["unchanged"] == len(LINES)
-
-
-def test_the_command_line_imports_a_zip_into_a_server_and_into_a_store(
-    server, client, collection, image_files, model, tmp_path, monkeypatch
-):
-    path = tmp_path / "photos.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for one in image_files[:3]:
-            archive.write(one, f"cats/{one.name}")
-        archive.writestr("cats/notes.txt", "not an image")
-    there = ["store", "import", str(path), "--collection", "photos", "--server", server.url, "--json"]
-    done = CliRunner().invoke(cli, there)
-    found = json.loads(done.stdout)
-    assert (done.exit_code, found["added"], found["left_out"], found["errors"]) == (0, 3, {".txt": 1}, [])
-    assert client.get(collection).json()["count"] == 3
-    with Client(server.url) as opened:
-        photos = opened.collection("photos")
-        noted = {item.id: item.metadata | {"label": "MINE", "note": "x"} for item in photos.scroll().items}
-        photos.update_metadata({"label": "MINE", "note": "x"}, ids=list(noted))
-        found = json.loads(CliRunner().invoke(cli, there).stdout)
-        assert (found["added"], found["replaced"], found["unchanged"]) == (0, 0, 3)
-        assert {item.id: item.metadata for item in photos.scroll().items} == noted
-    vectors = tmp_path / "items.ndjson"
-    vectors.write_bytes(BODY + b"broken\n")
-    store = str(tmp_path / "store")
-    assert CliRunner().invoke(cli, ["store", "create", "points", "--dim", str(DIM), "--store", store]).exit_code == 0
-    local = ["store", "import", str(vectors), "--collection", "points", "--store", store, "--json"]
-    done = CliRunner().invoke(cli, local)
-    assert (done.exit_code, json.loads(done.stdout)["added"], json.loads(done.stdout)["errors_count"]) == (
-        0,
-        len(LINES),
-        1,
-    )
-    for wrong in (["--server", server.url], ["--collection", "points", "--server", server.url, "--store", store]):
-        assert CliRunner().invoke(cli, ["store", "import", str(vectors), *wrong]).exit_code == 2
 
 
 def test_an_interrupted_upload_is_deleted_on_request(server, client, points, tmp_path):

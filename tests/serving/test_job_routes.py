@@ -1,18 +1,24 @@
-"""Jobs over REST: list, follow and cancel."""
+"""Jobs over REST: list, follow and cancel; duplicates, maintenance, backups and re-embedding."""
 
 import json
+import shutil
 import threading
 import time
 
 import httpx
+import numpy as np
 import pytest
-from job_worlds import Made
 from rest_requests import ended, finished
 from waiting import until
 
-from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.workbench.maintenance import CollectionRequest
+from nnclr_hub.client import Client
+from nnclr_hub.store.backup import restore, verify_backups
+from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.workbench.maintenance import BackupRequest, CollectionRequest
 from nnclr_hub.workbench.tasks import Task
+
+# ---- jobs over REST: list, follow and cancel
+
 
 JOBS = "/api/v1/jobs"
 
@@ -28,13 +34,13 @@ class Steps:
     def __init__(self) -> None:
         self.steps = threading.Semaphore(0)
 
-    def run(self, bench, request, context) -> Made:
+    def run(self, bench, request, context):
         for step in range(3):
             context.begin(f"Step {step}")
             context.progress(step, 3)
             while not self.steps.acquire(timeout=0.01):
                 context.raise_if_cancelled()
-        return Made("fine")
+        return {"made": "fine"}
 
 
 @pytest.fixture
@@ -143,16 +149,6 @@ def test_a_silent_stream_sends_heartbeats(client, server, steps, monkeypatch):
     assert client.delete(f"{JOBS}/{job['id']}").json()["cancelling"]
 
 
-def test_a_client_may_disconnect_from_a_stream(client, server, steps):
-    job = client.post(JOBS, json=steps.body).json()
-    for _ in range(5):
-        with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
-            next(stream.iter_lines())
-    for _ in range(3):
-        steps.steps.release()
-    assert finished(client, f"{JOBS}/{job['id']}")["state"] == "done"
-
-
 def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
     jobs = [client.post(JOBS, json=steps.body).json()]
     until(lambda: client.get(f"{JOBS}/{jobs[0]['id']}").json()["state"] == "running")
@@ -183,19 +179,129 @@ def test_jobs_are_listed_in_pages_newest_first(client, steps):
     assert client.get(JOBS, params={"state": "queued"}).json() == {"jobs": [], "cursor": None}
 
 
-@pytest.mark.parametrize("query", [{"limit": 0}, {"cursor": "x"}, {"state": "maybe"}, {"kind": "other"}])
-def test_an_invalid_listing_is_refused(client, query):
-    answer = client.get(JOBS, params=query)
+# ---- the kinds of jobs over REST: duplicates, verification, and re-embedding with another model
+
+
+JOBS, BACKUPS = "/api/v1/jobs", "/api/v1/store/backups"
+
+
+@pytest.fixture
+def twins(server):
+    """Make a collection with two groups of similar vectors, one of them with equal pixels."""
+    rng = np.random.default_rng(0)
+    base = np.eye(4, dtype=np.float32)
+    items = [
+        Item(f"{group}-{i}", base[group] + rng.normal(0, 0.01, 4), {"pixel_sha256": f"{group}{i if group else 0}"})
+        for group, size in ((0, 2), (1, 3), (2, 1))
+        for i in range(size)
+    ]
+    server.bench.store.create("twins", CollectionSpec(4)).upsert(items)
+    yield "/api/v1/collections/twins"
+    server.bench.drop("twins")
+
+
+def test_backups_go_to_the_configured_destination_only(server, client, twins, tmp_path, monkeypatch):
+    with Client(server.url) as remote:
+        made = remote.run("backup", BackupRequest())
+    assert verify_backups(server.folder / "backups") == {made["id"]: None}
+    assert restore(server.folder / "backups", tmp_path / "restored").collections["twins"] == 6
+    job = ended(client, client.post(BACKUPS, json={"destination": str(tmp_path / "elsewhere")}))
+    assert job["state"] == "done"
+    assert not (tmp_path / "elsewhere").exists()
+    with Client(server.url) as remote:
+        kept = remote.run("backup", BackupRequest(keep=1))
+    assert verify_backups(server.folder / "backups") == {kept["id"]: None}
+    assert client.post(BACKUPS, params={"keep": 0}).status_code == 422
+    shutil.rmtree(server.folder / "backups")
+    (server.folder / "backups").write_text("no folder")
+    job = ended(client, client.post(BACKUPS))
+    assert (job["state"], job["error"]["code"]) == ("failed", "store_error")
+    assert str(server.folder) not in json.dumps(job)
+    monkeypatch.setattr(server.app.state.settings, "backup_to", None)
+    assert client.post(BACKUPS).status_code == 422
+
+
+@pytest.fixture
+def album(server, client, photos):
+    """Make a collection of images in the source folder."""
+    folder = server.folder / "allowed" / "photos"
+    shutil.copytree(photos, folder, dirs_exist_ok=True)
+    client.put("/api/v1/collections/album", json={})
+    assert ended(client, client.post("/api/v1/collections/album/index", json={"folder": "photos"}))["state"] == "done"
+    yield server.bench.collection("album")
+    for alias in server.bench.store.aliases():
+        server.bench.store.unalias(alias)
+    for info in server.bench.store.list():
+        if info.name.startswith("album"):
+            server.bench.store.drop(info.name)
+
+
+@pytest.fixture
+def slow(server, monkeypatch):
+    """Return (inside, go_on): embedding sets the one, and waits for the other."""
+    inside, go_on = threading.Event(), threading.Event()
+    engine = type(server.engines.get(str(server.other)))
+    embed_each = engine.embed_each
+
+    def wait(self, *args, **options):
+        inside.set()
+        go_on.wait(120)
+        return embed_each(self, *args, **options)
+
+    monkeypatch.setattr(engine, "embed_each", wait)
+    yield inside, go_on
+    go_on.set()
+
+
+def test_writes_go_on_while_a_collection_is_reembedded(client, album, server, slow):
+    inside, go_on = slow
+    first, second, *_ = [item.id for item in album.scroll().items]
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert inside.wait(120)
+    edit = {"ids": [first], "metadata": {"label": "edited"}}
+    assert client.patch("/api/v1/collections/album/items", json=edit).json()["updated"] == 1
+    assert client.delete(f"/api/v1/collections/album/items/{second}").status_code == 204
+    go_on.set()
+    job = ended(client, answer)
+    assert (job["state"], job["result"]["items"], job["result"]["kept"]) == ("done", 59, "album.old")
+    assert client.get(f"/api/v1/collections/album/items/{first}").json()["metadata"]["label"] == "edited"
+    assert client.get(f"/api/v1/collections/album/items/{second}").status_code == 404
+
+
+def test_a_cancelled_reembedding_leaves_nothing_behind(client, server, album, slow):
+    inside, go_on = slow
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
+    assert inside.wait(120)
+    assert len(server.bench.store.list()) == 2
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 422
+    client.delete(answer.headers["location"])
+    go_on.set()
+    assert ended(client, answer)["state"] == "cancelled"
+    assert [info.name for info in server.bench.store.list()] == ["album"]
+
+
+def test_files_outside_the_folders_are_not_read(client, server, album, photos):
+    """A client with a write key can name any file in the metadata of an item."""
+    item = album.scroll(limit=1).items[0]
+    outside = next(photos.rglob("*.jpg"))
+    spied = {**item.metadata, "root": str(outside.parent), "path": outside.name}
+    album.upsert([Item("spy", item.vector, {key: spied[key] for key in spied if key != "pixel_sha256"})])
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": server.other.name}))
+    assert job["state"] == "failed"
+    assert "folder" in job["error"]["detail"]
+    assert str(outside.parent) not in job["error"]["detail"]
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 204
+    assert client.delete("/api/v1/collections/album/reembed").status_code == 204
+    assert [info.name for info in server.bench.store.list()] == ["album"]
+    body = {"model": server.other.name, "skip_missing": True}
+    job = ended(client, client.post("/api/v1/collections/album/reembed", json=body))
+    assert (job["state"], job["result"]["items"], job["result"]["left_out_count"]) == ("done", 60, 1)
+
+
+def test_without_source_folders_reembedding_reports_missing_images(client, server, album, monkeypatch):
+    monkeypatch.setattr(server.app.state.settings, "source_folders", ())
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
     assert answer.status_code == 422
-    assert answer.headers["content-type"] == "application/problem+json"
-
-
-def test_unknown_jobs_and_collections_are_not_found(client):
-    for answer in (client.get(f"{JOBS}/0"), client.delete(f"{JOBS}/0"), client.get(f"{JOBS}/0/events")):
-        assert (answer.status_code, answer.json()["code"]) == (404, "job_not_found")
-    for path in ("reembed", "duplicates"):
-        answer = client.post(f"/api/v1/collections/none/{path}", json={"model": "default"} if path == "reembed" else {})
-        assert (answer.status_code, answer.json()["code"]) == (404, "collection_not_found")
-    assert client.post(JOBS, json={"kind": "verify", "collection": "none"}).status_code == 404
-    assert client.post(JOBS, json={"kind": "probe_fit", "collection": "none"}).status_code == 422
-    assert client.delete("/api/v1/collections/none/reembed").status_code == 404
+    assert "NNCLR_SOURCE_FOLDERS" in answer.json()["detail"]
+    answer = client.post("/api/v1/collections/album/reembed", json={"model": "none"})
+    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_model")

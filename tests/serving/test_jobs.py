@@ -1,11 +1,30 @@
-"""Jobs: the queue, progress, results and errors."""
+"""Jobs: the queue, progress, results, cancellation, and what remains of them after a shutdown or a crash."""
 
 import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pytest
+import waiting
 from job_worlds import until
+from PIL import Image
 
-from serving.jobs import HIDDEN
+from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, Overloaded, RequestTooLarge, StoreError
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import staging
+from serving.jobs import HIDDEN, JOB, JobRecords, PatientEmbedder
+from serving.limits import Admission
+from serving.telemetry import Json, Metrics, Text
+
+# ---- jobs: the queue, progress, results and errors
 
 
 def test_a_job_reports_its_progress_and_result(world):
@@ -66,3 +85,368 @@ def test_jobs_are_counted(world):
     assert value("nnclr_jobs_total", {"kind": "work", "outcome": "done"}) == 1
     assert value("nnclr_jobs_total", {"kind": "work", "outcome": "failed"}) == 1
     assert value("nnclr_jobs_active") == 0
+
+
+# ---- jobs on disk: pages, marks, increasing ids, and the deletion of old jobs
+
+
+def test_old_ended_jobs_are_deleted_and_running_ones_kept(make_world):
+    world = make_world(keep=2)
+    waiting = world.submit("running")
+    until(world.jobs, waiting.id, "running")
+    world.other.let(100)
+    ended = [until(world.jobs, world.submit(name, "other").id, "done").id for name in "abcd"]
+    assert [job.id for job in world.jobs.list(9)[0]] == [ended[3], ended[2], waiting.id]
+    with pytest.raises(JobNotFound):
+        world.jobs.get(ended[0])
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_long_job_is_not_deleted_when_it_ends(make_world, restarted):
+    world = make_world(keep=2)
+    slow = world.submit("slow")
+    until(world.jobs, slow.id, "running")
+    world.other.let(100)
+    ended = [until(world.jobs, world.submit(name, "other").id, "done").id for name in "abc"]
+    world.work.let(3)
+    assert until(world.jobs, slow.id, "done").result == {"made": "slow"}
+    if restarted:
+        world.restart()
+        ended.append(until(world.jobs, world.submit("d", "other").id, "done").id)
+    assert {job.id for job in world.jobs.list(9)[0]} == {slow.id, ended[-1]}
+
+
+def test_a_mark_identifies_one_job_until_it_ends(world):
+    job = world.jobs.submit("work", {"name": "a"}, mark="m")
+    assert world.jobs.submit("work", {"name": "a"}, mark="m").id == job.id
+    world.work.let(9)
+    until(world.jobs, job.id, "done")
+    assert world.jobs.submit("work", {"name": "a"}, mark="m").id != job.id
+    assert world.jobs.submit("work", {"name": "a"}, mark="n").id != job.id
+    assert world.jobs.submit("work", {"name": "a"}).id != job.id
+
+
+def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
+    world = make_world(waiting=9)
+    ids = [world.submit("a").id]
+    monkeypatch.setattr(time, "time_ns", lambda: 0)
+    ids += [world.submit("b").id, world.submit("c").id]
+    world.restart()
+    ids.append(world.submit("d", "other").id)
+    assert ids == sorted(set(ids))
+
+
+# ---- cancellation of jobs at any time: a job ends once, is cleaned up if it ran, and never starts again
+
+
+def test_a_waiting_job_is_cancelled_at_once_and_never_starts(world):
+    first, second = world.submit("a"), world.submit("b")
+    for _ in range(2):
+        cancelled = world.jobs.cancel(second.id)
+        assert (cancelled.state, cancelled.cancelling) == ("cancelled", False)
+    world.work.let(3)
+    until(world.jobs, first.id, "done")
+    world.restart()
+    assert world.jobs.get(second.id).state == "cancelled"
+    assert world.work.begun == ["a"]
+    assert world.work.cleaned == []
+
+
+def test_a_running_job_is_cancelled_at_its_next_step_and_cleaned_up(world):
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    assert world.jobs.cancel(job.id).cancelling
+    ended = until(world.jobs, job.id, "cancelled")
+    assert (ended.result, ended.cancelling) == (None, False)
+    assert world.work.cleaned == ["a"]
+    assert world.made() == []
+    assert world.jobs.cancel(job.id).state == "cancelled"
+
+
+def test_a_cancelled_job_is_cleaned_up_at_the_next_start_if_the_server_crashed(world):
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    world.jobs.stop()
+    records = JobRecords(world.store.records, 9)
+    left = records.get(job.id)
+    assert left is not None
+    records.update(replace(left, state="running", cancelling=True))
+    world.jobs = world.new()
+    world.jobs.start()
+    until(world.jobs, job.id, "cancelled")
+    assert world.work.cleaned == ["a"]
+    assert world.work.begun == ["a"]
+
+
+def test_an_interrupted_job_that_waits_again_is_cleaned_up_when_cancelled(world):
+    first, second = world.submit("a"), world.submit("b")
+    until(world.jobs, first.id, "running")
+    world.restart()
+    until(world.jobs, first.id, "running")
+    world.jobs.cancel(second.id)
+    world.jobs.cancel(first.id)
+    until(world.jobs, first.id, "cancelled")
+    assert world.work.cleaned == ["a"]
+
+
+# ---- the log of jobs: their start, their end, and no private data
+
+
+@pytest.fixture
+def lines(caplog):
+    """lines(formatter) -> the log lines of jobs so far."""
+    caplog.set_level(logging.INFO, "nnclr_hub.jobs")
+    return lambda formatter: [formatter.format(one) for one in caplog.records if one.name == "nnclr_hub.jobs"]
+
+
+def test_start_and_end_are_logged_with_the_duration(world, lines):
+    job = world.submit("a secret name")
+    until(world.jobs, job.id, "running")
+    world.work.let(3)
+    ended = until(world.jobs, job.id, "done")
+    start, end = (json.loads(line) for line in lines(Json()))
+    assert (start["message"], start["level"], start["job"]) == ("work job started", "info", job.id)
+    assert (end["message"], end["kind"], end["done"]) == ("work job done", "work", 3)
+    assert end["s"] == pytest.approx(ended.ended - ended.started, abs=0.001)
+    assert lines(Text())[1].endswith(f"info    work job done job={job.id} s={end['s']} done=3")
+    assert "secret" not in "".join(lines(Json()))
+
+
+def test_a_job_interrupted_by_a_shutdown_is_logged_and_starts_again(world, lines):
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    world.restart()
+    until(world.jobs, job.id, "running")
+    messages = [json.loads(line)["message"] for line in lines(Json())]
+    assert [message.split()[2] for message in messages] == ["started", "interrupted", "started"]
+
+
+# ---- jobs when the server shuts down, crashes or cannot write: no job is lost, and none is done twice
+
+
+def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world):
+    running, waiting = world.submit("a"), world.submit("b")
+    until(world.jobs, running.id, "running")
+    world.jobs.stop()
+    with pytest.raises(NotReady):
+        world.submit("c")
+    stored = [JobRecords(world.store.records, 9).get(job.id) for job in (running, waiting)]
+    assert [(job.state, job.attempts) for job in stored if job] == [("queued", 0), ("queued", 0)]
+    world.jobs = world.new()
+    with pytest.raises(NotReady):
+        world.jobs.get(running.id)
+    world.jobs.start()
+    world.work.let(6)
+    until(world.jobs, waiting.id, "done")
+    assert world.work.begun == ["a", "a", "b"]
+    assert world.work.states == [{}, {"begun": 1}, {}]
+    assert world.made() == ["a", "b"]
+    assert world.work.cleaned == []
+
+
+def test_a_job_that_crashed_the_server_three_times_fails(world):
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    world.jobs.stop()
+    records = JobRecords(world.store.records, 9)
+    left = records.get(job.id)
+    assert left is not None
+    records.update(replace(left, state="running", attempts=3))
+    records.add(replace(left, id=records.new_id(), kind="of the future"), {})
+    world.jobs = world.new()
+    world.jobs.start()
+    failed = world.jobs.get(job.id)
+    assert (failed.state, failed.error["code"]) == ("failed", "interrupted")
+    assert world.jobs.list(1)[0][0].error["code"] == "interrupted"
+    assert world.work.begun == ["a"]
+
+
+def test_a_full_disk_delays_the_end_of_a_job_and_loses_nothing(world, monkeypatch):
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    monkeypatch.setattr("serving.jobs.RETRY_S", 0.01)
+    refused = threading.Event()
+    put = world.store.records.put
+
+    def full(*records):
+        refused.set()
+        raise DiskFull("disk full")
+
+    monkeypatch.setattr(world.store.records, "put", full)
+    world.work.let(3)
+    assert refused.wait(60)
+    assert world.jobs.get(job.id).state == "running"
+    monkeypatch.setattr(world.store.records, "put", put)
+    assert until(world.jobs, job.id, "done").result == {"made": "a"}
+    assert world.made() == ["a"]
+
+
+def test_a_job_whose_start_cannot_be_written_fails(world, monkeypatch):
+    update = JobRecords.update
+
+    def refuse(self, job, *commit):
+        if job.state == "running":
+            raise StoreError("disk error")
+        update(self, job, *commit)
+
+    monkeypatch.setattr(JobRecords, "update", refuse)
+    job = until(world.jobs, world.submit("a").id, "failed")
+    assert "disk error" in job.error["detail"]
+    monkeypatch.undo()
+    world.work.let(3)
+    until(world.jobs, world.submit("b").id, "done")
+
+
+KILLS = 2
+SERVER = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from nnclr_hub.store import open_store
+from nnclr_hub.store.records import Record
+from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.tasks import Task
+from serving.jobs import Jobs
+from serving.telemetry import Metrics
+sys.path.insert(0, sys.argv[2] + "/tests")
+from job_worlds import WorkRequest
+import serving.jobs as module
+module.MAX_ATTEMPTS = 1000
+
+def run(bench, request, context):
+    for step in range(5):
+        context.progress(step, 5)
+        time.sleep(0.002)
+    def commit(records):
+        there = records.get("made", request.name)
+        records.put(Record("made", request.name, {"times": (there.content["times"] if there else 0) + 1}))
+    context.at_end(commit)
+    return {"name": request.name}
+
+with open_store(sys.argv[1]) as store:
+    tasks = {name: Task(name, WorkRequest, "/x", False, run) for name in "ab"}
+    jobs = Jobs(Workbench(None, store), Metrics(), waiting=10000, keep=10000, tasks=tasks)
+    jobs.start()
+    number = int(sys.argv[3])
+    while number < int(sys.argv[4]):
+        print("begin", number, flush=True)
+        jobs.submit("ab"[number % 2], {"name": str(number)})
+        print("done", number, flush=True)
+        number += 1
+        time.sleep(0.003)
+    while any(job.state in ("queued", "running") for job in jobs.list(100000)[0]):
+        time.sleep(0.01)
+    print("idle", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_kills_neither_lose_nor_repeat_a_job(tmp_path):
+    """After kill -9 at any time, each acknowledged job is done exactly once in the end."""
+    root, total = str(Path(__file__).parents[2]), 60
+    acknowledged: set[int] = set()
+    begun: set[int] = set()
+    for kills in range(KILLS + 1):
+        first = max(begun, default=-1) + 1
+        command = [sys.executable, "-c", SERVER, str(tmp_path / "store"), root, str(first), str(total)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+            assert child.stdout is not None
+            lines = [child.stdout.readline()]
+            if kills < KILLS:
+                time.sleep(0.1 + 0.1 * kills)
+                child.send_signal(signal.SIGKILL)
+                lines += child.stdout
+            else:
+                while lines[-1] != "idle\n":
+                    assert lines[-1], "the server crashed"
+                    lines.append(child.stdout.readline())
+                child.send_signal(signal.SIGKILL)
+        for line in lines:
+            word, _, number = line.rstrip("\n").partition(" ")
+            (acknowledged if word == "done" else begun if word == "begin" else set()).add(int(number or 0))
+    with open_store(str(tmp_path / "store")) as store:
+        made = {int(record.name): record.content["times"] for record in store.records.list("made")}
+        states = {record.content["state"] for record in store.records.list(JOB)}
+    assert states == {"done"}
+    assert acknowledged <= made.keys() <= begun
+    assert set(made.values()) == {1}
+
+
+def test_uploads_are_renewed_when_their_job_is_written_and_at_each_start_and_deleted_at_its_end(world, monkeypatch):
+    """They are not renewed before: uploads without a job must expire."""
+    folders = [staging.folder_of(letter * 32) for letter in "abc"]
+
+    def age() -> list[bool]:
+        """Return which of the uploads were renewed, and make them all old."""
+        renewed = [folder.stat().st_mtime > 0 for folder in folders]
+        for folder in folders:
+            os.utime(folder, (0, 0))
+        return renewed
+
+    def full(*arguments):
+        raise DiskFull("disk full")
+
+    for folder in folders:
+        staging.partial_file(folder.name).write_bytes(b"zip")
+        staging.complete(folder.name, "photos.zip")
+    age()
+    for folder in folders[:2]:
+        world.jobs.submit("work", {"name": folder.name[0]}, {"upload": folder.name})
+    assert age() == [True, True, False]
+    with monkeypatch.context() as patch:
+        patch.setattr(JobRecords, "add", full)
+        with pytest.raises(DiskFull):
+            world.jobs.submit("work", {"name": "c"}, {"upload": folders[2].name})
+    world.restart()
+    assert age() == [True, True, False]
+    world.work.let(6)
+    until(world.jobs, world.jobs.list(1)[0][0].id, "done")
+    waiting.until(lambda: not folders[1].exists())  # after the end of its job is on disk
+    assert [folder.exists() for folder in folders] == [False, False, True]
+
+
+# ---- the embedder of background jobs: it waits while the engine is busy, and sends fewer images if they are too large
+
+
+class Admitted:
+    """Embed an image as its width. Admission allows 100 bytes, and an image has as many bytes as its width."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(512, 100, Metrics())
+        self.calls: list[int] = []
+
+    def embed_each(self, images) -> list[np.ndarray]:
+        size = sum(image.width for image in images)
+        self.admission.enter(len(images), size)
+        self.admission.leave(len(images), size)
+        self.calls.append(len(images))
+        return [np.array([image.width]) for image in images]
+
+
+def test_images_that_are_too_large_together_are_sent_in_smaller_groups_and_in_order():
+    embedder = Admitted()
+    images = [Image.new("RGB", (30 + i, 1)) for i in range(10)]
+    found = PatientEmbedder(embedder, lambda seconds: None).embed_each(images)  # type: ignore[arg-type]
+    assert [int(one[0]) for one in found] == [image.width for image in images]  # type: ignore[index]
+    assert embedder.calls == [2] * 5
+
+
+def test_an_image_that_is_too_large_alone_is_refused():
+    with pytest.raises(RequestTooLarge):
+        PatientEmbedder(Admitted(), lambda seconds: None).embed_each([Image.new("RGB", (101, 1))])  # type: ignore[arg-type]
+
+
+def test_embedding_is_retried_while_the_engine_is_busy():
+    class Busy:
+        name, refusals = "x", [Overloaded("busy", 2.0), NotReady("starting")]
+
+        def embed_each(self, images):
+            if self.refusals:
+                raise self.refusals.pop(0)
+            return [np.full(2, float(image)) for image in images]
+
+    waits: list[float] = []
+    embedder = PatientEmbedder(Busy(), waits.append)  # type: ignore[arg-type]
+    found = embedder.embed_each(str(i) for i in range(70))
+    assert [float(one[0]) for one in found] == list(range(70))
+    assert waits == [2.0, 1.0]
+    assert embedder.name == "x"

@@ -13,7 +13,7 @@ from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client
 from nnclr_hub.store import open_store
 from nnclr_hub.store.pages import pages
-from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench import FolderRequest, NewImage
 
 WRITERS = 3
 IDS = 40
@@ -83,7 +83,7 @@ def held(client: Client) -> dict[str, int]:
 def rounds(server: ServerProcess, image_files: list[bytes], count: int, seed: int) -> None:
     rng = random.Random(seed)
     with Client(server.url, timeout=60) as client:
-        client.collections.create("photos")
+        client.create_collection("photos")
         writers = Writers(server.url, image_files, seed)
         try:
             for _ in range(count):
@@ -136,10 +136,10 @@ def test_kills_lose_nothing_and_a_folder_upload_survives_them(model, files, phot
 
     with ServerProcess(tmp_path / "store", model=str(model)) as server, Client(server.url, timeout=120) as client:
         rounds(server, files, 5, seed=1)
-        client.collections.create("folder")
+        client.create_collection("folder")
         collection = client.collection("folder")
         upload = threading.Thread(
-            target=lambda: reports.append(collection.index_folder(folder, workers=3, progress=advance))
+            target=lambda: reports.append(collection.index_folder(FolderRequest(folder, workers=3), progress=advance))
         )
         upload.start()
         assert reached.wait(60)

@@ -3,7 +3,6 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from model_shelf import KB, Shelf, sample
 from waiting import until
@@ -13,7 +12,8 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
 from serving.models import Engines
-from serving.settings import Settings
+
+# ---- models: each is loaded once, failures can be retried, and collections find their model
 
 
 def test_concurrent_callers_load_a_model_once(make_engines):
@@ -27,7 +27,6 @@ def test_concurrent_callers_load_a_model_once(make_engines):
         assert [one.result()[0][0] for one in answers] == [7] * 8
     assert shelf.loads == ["a"]
     assert sample(engines, "nnclr_models_loaded") == 1
-    assert sample(engines, "nnclr_model_bytes") == 1000
 
 
 def test_loading_one_model_does_not_block_another(make_engines):
@@ -96,21 +95,3 @@ def test_a_collection_finds_its_model_by_fingerprint_and_not_by_name(make_engine
             bench.embedder_of(lost)
         with pytest.raises(FingerprintMismatch):
             bench.embedder_of(same, "b")
-
-
-def test_the_default_model_is_loaded_to_compare_its_fingerprint(make_engines, tmp_path):
-    engines = make_engines(Shelf(a=KB))
-    with open_store(str(tmp_path / "store")) as store:
-        moved = store.create("moved", CollectionSpec(2, fingerprint="a", model="/gone"))
-        assert Workbench(engines, store).embedder_of(moved).name == "a"
-
-
-def test_an_unloaded_model_gives_the_same_vectors_again(model, make_model, image_files):
-    second = make_model(seed=1)
-    engines = Engines(str(model), Settings(model_memory=500_000, decode_threads=1))
-    want = {source: np.stack(engines.get(source).embed_each(image_files[:3])) for source in (str(model), str(second))}
-    assert engines.loaded(str(model)) is None
-    for source, vectors in want.items():
-        np.testing.assert_allclose(np.stack(engines.get(source).embed_each(image_files[:3])), vectors, atol=1e-6)
-    assert not np.allclose(*want.values())
-    engines.close()

@@ -130,7 +130,7 @@ def test_only_a_failure_of_the_default_model_makes_the_server_ill(tmp_path, sour
 
     well = threading.Event()
     encoders = {name: FakeEncoder(name=name, forwarding={"deadly": die}) for name in ("default", "other")}
-    engines = Engines("default", Settings(), load=encoders.__getitem__, weigh=lambda source: 0)
+    engines = Engines("default", Settings(), load=encoders.__getitem__)
     try:
         with starting(tmp_path / "store", engines) as loading:
             loading.run()

@@ -1,10 +1,15 @@
 """The description of the API: kept, complete, and made from the table of refusals."""
 
 import json
+from dataclasses import dataclass, fields
 from pathlib import Path
 
+from nnclr_hub.workbench.tasks import Request, Task, all_tasks, option
+from serving.access import WRITE, AccessRules
 from serving.openapi import document, operations, text
 from serving.problems import ANYWHERE, problem_kind
+from serving.routes.jobs import declare
+from serving.routes.router import Router
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,3 +49,36 @@ def test_every_reference_exists():
     whole = text()
     names = {part.partition('"')[0] for part in whole.split('"#/components/schemas/')[1:]}
     assert names <= document()["components"]["schemas"].keys()
+
+
+@dataclass(frozen=True)
+class LabeledRequest(Request):
+    """What to count."""
+
+    collection: str = option("name or alias of the collection")
+    key: str = option("metadata key of the label", "label")
+    where_it_is: str = option("path on this machine", "", hidden=True)
+
+
+def test_each_task_has_a_route_with_the_fields_of_its_request():
+    paths, schemas = document()["paths"], document()["components"]["schemas"]
+    for task in all_tasks().values():
+        path = "/api/v1" + task.path.replace("{collection}", "{name}")
+        if task.name == "import":
+            continue  # its body is the file
+        operation = paths[path]["post"]
+        given = {one.name for one in fields(task.request) if not one.metadata["hidden"]}
+        found = {one["name"] for one in operation["parameters"]} if "parameters" in operation else set()
+        if "requestBody" in operation:
+            name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+            found |= set(schemas[name]["properties"])
+        assert found - {"name", "kind"} == given - {"collection", "name"} | (found & {"collection"}), task.name
+
+
+def test_a_new_task_gets_a_route_without_code_of_the_server():
+    router = Router(prefix="/api/v1", tags=["jobs"])
+    run = lambda bench, request, context: None  # noqa: E731
+    declare(Task("labeled", LabeledRequest, "/collections/{collection}/labeled", False, run), router)
+    [route] = router.routes
+    assert (route.path, route.status_code) == ("/api/v1/collections/{name}/labeled", 202)
+    assert AccessRules([router]).of("POST", "/api/v1/collections/photos/labeled").scope == WRITE

@@ -22,6 +22,7 @@ from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client, Item
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
+from nnclr_hub.workbench import NewCollection
 from serving.jobs import JOB
 
 pytestmark = pytest.mark.scale
@@ -115,7 +116,7 @@ def test_all_replicas_find_what_one_stored(replicas, model, photos, image_files,
     found = []
     for url in (replicas.url, next(plain).url):
         with Client(url) as client:
-            client.collections.create("summer")
+            client.create_collection("summer")
             collection = client.collection("summer")
             assert collection.index_folder(photos).added == len(image_files)
             time.sleep(STALE_S)
@@ -193,7 +194,7 @@ def test_a_killed_replica_is_replaced_and_clients_get_their_answers(replicas, im
                     np.testing.assert_allclose(found, vectors[number : number + 1], atol=1e-5)
 
     with Client(replicas.url) as client:
-        client.collections.create("killed", dim=3)
+        client.create_collection("killed", NewCollection(dim=3))
     with ThreadPoolExecutor(2 * CALLERS) as pool:
         callers = [pool.submit(act, number) for number in range(CALLERS) for act in (patient, plain)]
         before = [pid for pid in pids(replicas) if alive(pid)]

@@ -68,11 +68,11 @@ def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, 
     name = "Früh ling 春"
     path = f"/api/v1/collections/{quote(name)}"
     with Client(server.url) as opened:
-        assert opened.collections.create(name).name == name
+        assert opened.create_collection(name).name == name
         assert client.post(f"{path}/items", files=upload(image_files[:3])).status_code == 200
         found = opened.collection(name).search(id=opened.collection(name).scroll().items[0].id, k=3)
         assert len(found) == 2  # all but the example
-        opened.aliases.point("ü", name)
+        opened.store.alias("ü", name)
         assert client.get("/api/v1/collections/%C3%BC").json()["name"] == name
         assert opened.run("inspection", InspectionRequest(name))["collection"] == name
         assert opened.collection(name).inspections() == [1]
@@ -80,16 +80,9 @@ def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, 
         assert opened.collection("春").inspections() == [1]
         assert opened.collection("ü").info().name == "春"
         is_problem(client.patch("/api/v1/collections/%E6%98%A5", json={"name": "ü"}), 409, "collection_exists")
-        opened.collections.drop("春")
+        opened.store.drop("春")
     for wrong in ("a%CC%88", "a%00", "a%20%20b", "%20a"):
         is_problem(client.put(f"/api/v1/collections/{wrong}", json={"dim": 4}), 422, "invalid_request")
-
-
-def test_invalid_aliases_are_refused(client, collection):
-    is_problem(client.put(f"{ALIASES}/photos", json={"collection": "photos"}), 409, "collection_exists")
-    is_problem(client.put(f"{ALIASES}/x", json={"collection": "nothing"}), 404, "collection_not_found")
-    is_problem(client.put(f"{ALIASES}/a  b", json={"collection": "photos"}), 422, "invalid_request")
-    is_problem(client.delete(f"{ALIASES}/nothing"), 404, "collection_not_found")
 
 
 @pytest.mark.parametrize("is_served", [False, True])

@@ -97,14 +97,6 @@ def test_links_to_other_folders_are_not_followed(client, server):
         link.unlink()
 
 
-def test_the_collection_must_exist_and_match_the_model(client):
-    assert client.post(INDEX.format("nowhere"), json={"source": "images"}).status_code == 404
-    client.put("/api/v1/collections/elsewhere", json={"dim": 7}).raise_for_status()
-    answer = client.post(INDEX.format("elsewhere"), json={"source": "images"})
-    assert answer.status_code == 422
-    assert answer.json()["code"] == "invalid_request"
-
-
 def test_a_server_on_the_network_reads_no_folders(model, photos, tmp_path, serve):
     options = {"source_folders": [str(photos)], "host": "0.0.0.0", "insecure": True}
     for running in serve(model, tmp_path / "store", **options):

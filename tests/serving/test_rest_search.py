@@ -79,31 +79,6 @@ def test_a_box_searches_with_part_of_an_image(client, collection, image_files, e
         is_problem(client.post(f"{collection}/search", json={"image": text, "box": box}), 422, "invalid_request")
 
 
-@pytest.mark.parametrize(
-    ("body", "status", "code"),
-    [
-        ({}, 422, "invalid_request"),
-        ({"id": "a", "vector": [1.0]}, 422, "invalid_request"),
-        ({"id": "nobody"}, 404, "item_not_found"),
-        ({"vector": [1.0, 2.0]}, 422, "invalid_request"),
-        ({"vector": [0.0] * 32}, 422, "invalid_request"),
-        ({"vector": [1e39] * 32}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "k": 0}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "k": 10**9}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "where": {"most": []}}, 422, "invalid_filter"),
-        ({"vector": [1.0] * 32, "box": [0, 0, 1, 1]}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "unknown": 1}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "effort": 0}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "effort": 10**9}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "effort": "much"}, 422, "invalid_request"),
-        ({"vector": [1.0] * 32, "with_percentile": "much"}, 422, "invalid_request"),
-        ({"image": "YQ=="}, 415, "unsupported_image"),
-    ],
-)
-def test_an_invalid_search_has_a_code(client, collection, body, status, code):
-    is_problem(client.post(f"{collection}/search", json=body), status, code)
-
-
 @pytest.fixture
 def gallery(client, collection, image_files, encoder) -> tuple[str, np.ndarray]:
     """Twenty images by their vectors, four albums; the collection's path, and the vectors."""
@@ -138,21 +113,6 @@ def test_positive_and_negative_examples_move_the_query(client, gallery, image_fi
     query = 2 * vectors[0] - vectors[7]
     away = {"id": "p0", "negative": [{"id": "p7"}], "k": 5}
     assert ids(client.post(f"{path}/search", json=away).json()) == ranked(vectors, query, (0, 7))[:5]
-
-
-def test_a_search_gives_the_best_of_each_group(client, gallery):
-    path, vectors = gallery
-
-    def best(names: list[str]) -> list[str]:
-        first: dict[int, str] = {}
-        for name in names:
-            first.setdefault(int(name[1:]) % 4, name)
-        return list(first.values())
-
-    by_vector = {"vector": vectors[2].tolist(), "group_by": "album", "k": 3}
-    assert ids(client.post(f"{path}/search", json=by_vector).json()) == best(ranked(vectors, vectors[2]))[:3]
-    by_id = {"id": "p2", "group_by": "album", "k": 3}
-    assert ids(client.post(f"{path}/search", json=by_id).json()) == best(ranked(vectors, vectors[2]))[1:4]
 
 
 def test_a_batch_has_a_result_for_each_search(client, gallery, image_files):
@@ -191,37 +151,6 @@ def test_matches_have_the_percentiles_of_the_store_if_requested(client, server, 
     assert batch[3]["matches"][0]["percentile"] == expected[1].percentile
     assert not any("percentile" in match for match in batch[1]["matches"])
     assert 0 <= expected[-1].percentile < expected[1].percentile <= 1
-
-
-def test_too_much_in_one_batch_is_refused(client, collection):
-    for queries in ([{"id": "a"}] * 65, [{"positive": [{"image": "YQ=="}] * 65}] * 2):
-        response = client.post(f"{collection}/search/batch", json={"queries": queries})
-        is_problem(response, 413, "request_too_large")
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        {"positive": []},
-        {"positive": [{}]},
-        {"positive": [{"id": "a", "vector": [1.0]}]},
-        {"positive": [{"id": "a", "k": 3}]},
-        {"id": "p0", "positive": [{"id": "a"}]},
-        {"negative": [{"id": "p0"}]},
-        {"positive": [{"id": "p0"}], "box": [0, 0, 1, 1]},
-        {"positive": [{"id": "p0"}, {"id": "p1"}], "group_by": "album"},
-        {"id": "p0", "group_by": 'a"b'},
-    ],
-)
-def test_invalid_examples_are_refused(client, gallery, body):
-    response = client.post(f"{gallery[0]}/search", json=body)
-    assert response.status_code == 422, response.text
-
-
-def test_a_search_accepts_an_effort(client, gallery):
-    path, vectors = gallery
-    for query in ({"id": "p3"}, {"vector": vectors[3].tolist()}):
-        assert len(ids(client.post(f"{path}/search", json={**query, "effort": 100}).json())) == 10
 
 
 def test_a_collection_that_got_another_model_is_searched_with_it(client, server, collection, image_files, make_model):

@@ -1,5 +1,6 @@
 """Shutdown: admitted requests are answered, the store is closed, and a second signal ends the process at once."""
 
+import asyncio
 import os
 import signal
 import socket
@@ -16,7 +17,7 @@ import pytest
 from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
-from serving.run import ignore_new_connections
+from serving.run import JoinedWrites, ignore_new_connections
 
 TESTS = Path(__file__).parents[1]
 IMAGES = 8
@@ -153,3 +154,31 @@ def test_a_second_signal_ends_the_process_at_once(start):
         assert process.wait(120) == -signal.SIGTERM
         with pytest.raises(httpx.TransportError):
             asked.result()
+
+
+def test_the_head_of_a_response_leaves_with_its_body():
+    class Transport:
+        def __init__(self) -> None:
+            self.written: list[bytes] = []
+
+        def write(self, data: bytes) -> None:
+            self.written.append(data)
+
+        def close(self) -> None:
+            self.written.append(b"closed")
+
+    async def use() -> list[bytes]:
+        joined = JoinedWrites(transport := Transport())
+        joined.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        joined.write(b"one")
+        joined.write(b"two")
+        joined.write(b"HTTP/1.1 200 OK\r\n\r\n")  # of a stream, whose first event comes later
+        await asyncio.sleep(0)
+        joined.write(b"event")
+        joined.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+        joined.close()
+        return transport.written
+
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    last = [b"HTTP/1.1 204 No Content\r\n\r\n", b"closed"]
+    assert asyncio.run(use()) == [head + b"one", b"two", head, b"event", *last]

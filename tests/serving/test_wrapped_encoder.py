@@ -1,6 +1,5 @@
 """A function of yours behind `wrap_encoder`: served over REST, probed, and the target of a re-embedding."""
 
-import csv
 import shutil
 import time
 
@@ -8,10 +7,10 @@ import httpx
 import numpy as np
 import pytest
 from rest_requests import as_text, ended, finished, upload
-from tiny_runs import nnclr
 
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.workbench import FolderRequest
 from serving.jobs import JobRecords, JobStatus
 
 FILE = """
@@ -47,7 +46,7 @@ def file(tmp_path_factory):
 def server(file, photos, serve):
     shutil.copytree(photos, file.parent / "photos")
     for running in serve(f"python:{file}:layout", file.parent / "store", source_folders=[str(file.parent)]):
-        running.bench.index_folder("album", file.parent / "photos", model=f"python:{file}:colors")
+        running.bench.index_folder("album", FolderRequest(file.parent / "photos", model=f"python:{file}:colors"))
         yield running
 
 
@@ -130,26 +129,3 @@ def test_a_job_that_was_left_in_a_store_uses_the_function_of_the_server(file, ph
         with httpx.Client(base_url=running.url, timeout=120) as client:
             done = finished(client, f"/api/v1/jobs/{job.id}")
             assert done["state"] == "done", done
-
-
-def test_a_probe_of_a_function_names_it_in_each_command(file, photos, image_files, tmp_path):
-    model, probe = f"python:{file}:layout", tmp_path / "probe"
-    code, _, err = nnclr("probe", "fit", photos, "--model", model, "--out", probe)
-    assert code == 0, err
-    code, shown, err = nnclr("probe", "predict", image_files[0], "--probe", probe, "--model", model)
-    assert code == 0, err
-    [row] = csv.DictReader(shown.splitlines())
-    assert row["label"] == image_files[0].parent.name
-    code, _, err = nnclr("probe", "predict", image_files[0], "--probe", probe)
-    assert code == 1, "a probe does not choose code to run"
-    assert "--model" in err
-    code, _, err = nnclr("probe", "predict", image_files[0], "--probe", probe, "--model", f"python:{file}:colors")
-    assert code != 0, "another function"
-
-
-def test_a_probe_is_fitted_on_a_collection_of_a_function_over_rest(client, image_files):
-    body = {"name": "pets", "collection": "album", "field": "label"}
-    job = ended(client, client.post("/api/v1/probes", json=body))
-    assert job["state"] == "done", job
-    (result,) = client.post("/api/v1/probes/pets/predict", files=upload(image_files[:1])).json()["results"]
-    assert result["label"] == image_files[0].parent.name

@@ -99,7 +99,9 @@ def test_nothing_acknowledged_is_lost_with_the_power(tmp_path, recording, strict
         with open_small_store(left) as store:
             world = read_world(store)
             assert world in foreseen[done : done + 2], f"{left}: after {done} of {script[: done + 1]}"
-            if world == foreseen[done]:
+            next_kind = script[done][0] if done < LENGTH else ""
+            # a promotion that was not acknowledged may have swapped two collections with equal contents
+            if world == foreseen[done] and next_kind != "promote":
                 now = {info.name: info.durable_seq for info in store.list()}
                 assert all(now[name] >= seq for name, seq in seqs.items()), f"{left}: changes are counted again"
         seen.add(done)

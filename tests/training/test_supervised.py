@@ -36,6 +36,12 @@ def subject(data, model, tmp_path) -> ClassifierTrainer:
     return ClassifierTrainer(load_encoder(model, device="cpu"), read_task(data), tmp_path, CPU, QUIET)
 
 
+def test_a_network_learns_without_what_is_appended_to_its_vectors(model, data, tmp_path):
+    subject = ClassifierTrainer(load_encoder(f"{model}+shape", device="cpu"), read_task(data), tmp_path, CPU, QUIET)
+    with pytest.raises(InvalidRequest):
+        subject.train(PLAN, "finetune")
+
+
 @pytest.fixture(autouse=True)
 def fp32(monkeypatch):
     monkeypatch.setattr(classifier, "choose_precision", lambda *a: "fp32")

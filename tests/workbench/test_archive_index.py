@@ -3,7 +3,6 @@
 import io
 import json
 import shutil
-import struct
 import tarfile
 import zipfile
 from pathlib import PurePath
@@ -17,12 +16,12 @@ from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk.collection_import import collect
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, NoImages
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NoImages
 from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.images.listing import find_images, is_packed
 from nnclr_hub.remote_files import RemoteBytes
 from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.folder_changes import list_images_of
+from nnclr_hub.workbench import FolderRequest
 from nnclr_hub.workbench.inspection.findings import inspect_subject
 from nnclr_hub.workbench.inspection.subject import folder_subject, inspected_files
 from nnclr_hub.workbench.reembedding import reembed
@@ -82,7 +81,7 @@ def test_an_archive_is_indexed_like_its_folder(kind, bench, folder, tmp_path):
             assert read_original(bench.collection("packed"), item.id, [folder]).of == "thumbnail"
     assert bench.index_folder("packed", place).unchanged == 4
     place_of(kind, folder, tmp_path, leave_out=["b.jpg"])
-    report = bench.index_folder("packed", place, prune=True)
+    report = bench.index_folder("packed", FolderRequest(place, prune=True))
     assert (report.unchanged, report.removed) == (3, 1)
     for item in bench.collection("packed").scroll().items:  # most are now elsewhere in the archive
         original = read_original(bench.collection("packed"), item.id, [tmp_path])
@@ -171,34 +170,16 @@ def test_several_archives_are_one_source(bench, folder, tmp_path):
     (tmp_path / "shards" / "e-0.tar").rename(tmp_path / "shards" / "e-1.tar")
     assert bench.index_folder("shards", tmp_path / "shards").added == 8
     (tmp_path / "shards" / "deep" / "e-0.tar").unlink()  # its folder is empty, so its disk may not be mounted
-    report = bench.index_folder("shards", tmp_path / "shards", prune=True)
+    report = bench.index_folder("shards", FolderRequest(tmp_path / "shards", prune=True))
     assert (report.unchanged, report.removed, report.kept) == (4, 0, 4)
     (tmp_path / "shards" / "deep").rmdir()
     assert bench.index_folder("shards", tmp_path / "shards").removed == 0
-    report = bench.index_folder("shards", tmp_path / "shards", prune=True)
+    report = bench.index_folder("shards", FolderRequest(tmp_path / "shards", prune=True))
     assert (report.unchanged, report.removed, report.kept) == (4, 4, 0)
     (tmp_path / "elsewhere").mkdir()
     pack(tmp_path / "elsewhere" / "d-0.tar", folder)
     with pytest.raises(InvalidRequest):
         bench.index_folder("two", tmp_path / "elsewhere" / "d-0.tar")
-
-
-def test_the_last_of_equal_names_in_an_archive_counts(folder, tmp_path):
-    """As when it is unpacked; `tar -r` and `zip` of Python append the new state of a file."""
-    for kind in ("tar", "stored.zip"):
-        archive = tmp_path / f"twice.{kind}"
-        pack(archive, folder)
-        if kind == "tar":
-            with tarfile.open(archive, "a") as tar:
-                tar.add(folder / "dog/a.jpg", "cat/a.jpg")
-        else:
-            with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(archive, "a") as zip:
-                zip.write(folder / "dog/a.jpg", "cat/a.jpg")
-        listing = list_images_of(archive)
-        found = {one.path: one.read() for one in listing.images.values()}
-        assert len(found) == 4
-        assert dict(listing.sources[0].left_out)["repeated"] == 1
-        assert found["cat/a.jpg"] == found["dog/a.jpg"] == (folder / "dog/a.jpg").read_bytes()
 
 
 def test_texts_are_read_with_their_image_and_a_deleted_image_is_reported(bench, folder, tmp_path, monkeypatch):
@@ -322,33 +303,3 @@ def test_names_of_files_are_not_taken_for_patterns_or_archives(folder, tmp_path)
         assert not is_packed(given)
     for given in (place_of("tar", folder, tmp_path), "memory://x", f"{tmp_path}/*.tar", "d-{0..1}.tar"):
         assert is_packed(given)
-
-
-def test_a_damaged_zip_is_refused_and_a_damaged_image_is_reported(folder, tmp_path):
-    place = tmp_path / "a.zip"
-    pack(place, folder)
-    data = bytearray(place.read_bytes())
-    place.write_bytes(data[: len(data) // 2])
-    with pytest.raises(InvalidRequest):
-        find_images([place])
-    with zipfile.ZipFile(place, "w", zipfile.ZIP_LZMA) as zip:
-        zip.write(folder / "cat/a.jpg", "lzma.jpg")
-        zip.write(folder / "cat/b.jpg", "deflated.jpg", zipfile.ZIP_DEFLATED)
-        zip.write(folder / "film.mp4", "../__MACOSX/x.jpg")
-        zip.write(folder / "film.mp4", ".hidden/x.jpg")
-    data = bytearray(place.read_bytes())
-    offset = zipfile.ZipFile(place).getinfo("deflated.jpg").header_offset
-    data[offset + 60 : offset + 90] = b"\xff" * 30
-    place.write_bytes(data)
-    images = find_images([place])
-    assert [one.path for one in images] == ["lzma.jpg", "deflated.jpg"]
-    for one in images:
-        with pytest.raises(ImageError):
-            one.read()
-    flags = data.find(b"PK\x01\x02") + 8
-    struct.pack_into("<H", data, flags, 1)  # encrypted
-    place.write_bytes(data)
-    with pytest.raises(InvalidRequest):
-        find_images([place])
-    with pytest.raises(NoImages):  # a single image has no items to compare with
-        list_images_of(folder / "cat/a.jpg")

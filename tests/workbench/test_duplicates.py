@@ -6,8 +6,8 @@ import pytest
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates, same_value
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
+from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
+from nnclr_hub.workbench.metadata import PIXEL_HASH
 
 DIM, COUNT = 8, 240
 
@@ -36,10 +36,10 @@ def collection(tmp_path_factory):
 def test_values_are_equal_as_json_is(store):
     values = [1, 1.0, True, "1", None, [1, 2], [1, 2], {"a": 1}, 2**63, 2**63, "x", "x", "x"]
     odd = store.create("odd", CollectionSpec(DIM))
-    assert same_value(odd, "v") == near_duplicates(odd, 0.9) == []
+    assert exact_duplicates(odd, "v") == near_duplicates(odd, 0.9) == []
     odd.upsert([Item(f"{n:02}", VECTORS[n], {"v": value}) for n, value in enumerate(values)])
-    assert same_value(odd, "v") == [("10", "11", "12"), ("00", "01"), ("05", "06"), ("08", "09")]
-    assert same_value(odd, "nothing") == []
+    assert exact_duplicates(odd, "v") == [("10", "11", "12"), ("00", "01"), ("05", "06"), ("08", "09")]
+    assert exact_duplicates(odd, "nothing") == []
     odd.upsert([Item(id, np.ones(DIM), {PIXEL_HASH: hash}) for id, hash in (("a", "p"), ("b", "q"), ("c", "p"))])
     seen = []
     assert exact_duplicates(odd, progress=lambda done, total: seen.append((done, total))) == [("a", "c")]

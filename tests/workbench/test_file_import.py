@@ -17,8 +17,8 @@ from nnclr_hub import CollectionSpec, EmbeddedStore
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench import Encoders, Workbench, file_import, item_file
 from nnclr_hub.workbench.file_import import ImportReport, ImportRequest
-from nnclr_hub.workbench.import_format import FORMATS
 from nnclr_hub.workbench.item_file import read_items
+from nnclr_hub.workbench.requests import FORMATS
 
 ROWS, DIM = 2500, 8
 VECTORS = np.random.default_rng(0).normal(size=(ROWS, DIM)).astype(np.float32)

@@ -3,11 +3,10 @@
 import inspect
 from dataclasses import fields
 
-import pytest
 import typer
 
 from nnclr_hub.cli.app import app
-from nnclr_hub.client import AsyncClient, Client
+from nnclr_hub.client import Client
 from nnclr_hub.workbench import Example, NewImage, SearchQuery, Workbench
 from serving.routes.items import ItemNote, NewItem
 from serving.routes.search import Example as ExampleBody
@@ -17,7 +16,7 @@ QUERY = {field.name for field in fields(SearchQuery)}
 EXAMPLE = {field.name for field in fields(Example)}
 IMAGE = {field.name for field in fields(NewImage)}
 # options of the command line with another name than the field
-SEARCH_OPTIONS = {"score_threshold": "threshold", "id": "ids", "image": "images", "vector": "vector_from"}
+SEARCH_OPTIONS = {"id": "ids", "image": "images", "vector": "vector_from"}
 # `nnclr index` makes ids of paths, and metadata of paths, folders and files
 INDEX_OPTIONS = {"id": "photos", "image": "photos", "metadata": "photos", "thumbnail": "thumbnails"}
 
@@ -33,12 +32,6 @@ def test_the_convenience_constructor_takes_every_field():
     query = SearchQuery.of(image=b"x", box=(0, 0, 1, 1), **every)
     assert {name: getattr(query, name) for name in every} == every
     assert every.keys() | {"positive", "negative"} == QUERY
-
-
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
-def test_the_client_takes_every_field_of_a_search(kind):
-    search = inspect.signature(kind("http://127.0.0.1:9").collection("x").search)
-    assert set(search.parameters) == QUERY | EXAMPLE | {"query"}
 
 
 def test_the_command_line_takes_every_field_of_a_search():

@@ -10,7 +10,7 @@ from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
+from nnclr_hub.workbench import Encoders, FolderRequest, SearchQuery, Workbench
 from nnclr_hub.workbench.reembedding import reembed
 from nnclr_hub.workbench.sources import read_original
 
@@ -67,7 +67,7 @@ def test_a_collection_keeps_its_reading(cells, model, tmp_path):
             shown = read_original(collection, match.id, None)
             assert (shown.of, shown.media_type) == ("source", "image/png")
         with pytest.raises(FingerprintMismatch):
-            bench.index_folder("cells", cells, model=str(model))
+            bench.index_folder("cells", FolderRequest(cells, model=str(model)))
         with pytest.raises(InvalidRequest):  # another reading is another set of images
             reembed(bench, "cells", str(model))
         assert bench.index_folder("cells", cells).unchanged == 3
@@ -77,9 +77,9 @@ def test_a_collection_that_never_got_an_image_takes_another_reading(cells, model
     with open_store(tmp_path / "store") as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         assert bench.index_folder("cells", cells).added == 0  # 5 channels
-        assert bench.index_folder("cells", cells, model=READING.within(str(model))).added == 3
+        assert bench.index_folder("cells", FolderRequest(cells, model=READING.within(str(model)))).added == 3
         with pytest.raises(FingerprintMismatch, match="another collection"):
-            bench.index_folder("cells", cells, model=str(model))
+            bench.index_folder("cells", FolderRequest(cells, model=str(model)))
         assert bench.collection("cells").count() == 3
 
 
@@ -95,6 +95,6 @@ def test_a_collection_with_items_or_an_alias_is_never_bound_again(cells, model, 
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         for name in ("full", "named"):
             with pytest.raises(FingerprintMismatch):
-                bench.index_folder(name, cells, model=READING.within(str(model)))
+                bench.index_folder(name, FolderRequest(cells, model=READING.within(str(model))))
         assert [item.id for item in store.get("full").get(["a"])] == ["a"]
         assert store.aliases() == {"live": "named"}

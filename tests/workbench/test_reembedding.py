@@ -2,9 +2,6 @@
 
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -18,9 +15,9 @@ from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench, reembedding
+from nnclr_hub.workbench import Encoders, FolderRequest, NewImage, SearchQuery, Workbench, reembedding
 from nnclr_hub.workbench.duplicates import exact_duplicates
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
+from nnclr_hub.workbench.metadata import PIXEL_HASH
 from nnclr_hub.workbench.reembedding import abandon, reembed
 
 
@@ -126,7 +123,7 @@ def test_writes_between_two_calls_are_in_the_new_collection(bench, other, folder
     os.utime(changed, (1, 1))
     gone.unlink()
     shutil.copy(image_files[5], new)
-    assert bench.index_folder("c", folder, prune=True).removed == 1
+    assert bench.index_folder("c", FolderRequest(folder, prune=True)).removed == 1
     bench.update_metadata("c", {"label": "edited"}, ids=[by_path["cat/02.jpg"]])
     bench.delete("c", [by_path["cat/03.jpg"]])
     (folder / "cat" / "03.jpg").unlink()
@@ -244,35 +241,6 @@ def test_concurrent_writers_lose_and_resurrect_nothing(bench, make_model, folder
             np.testing.assert_allclose(there[id].vector, vectors[new.fingerprint], atol=1e-4)
     with pytest.raises(FingerprintMismatch):
         bench.upsert("c", [Item("late", vectors[old.fingerprint])], fingerprint=old.fingerprint)
-
-
-KILLED = """
-import sys
-from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench, reembedding
-reembedding.BATCH = 4
-with open_store(sys.argv[1]) as store:
-    bench = Workbench(Encoders(sys.argv[2], device="cpu"), store)
-    reembedding.reembed(bench, "c", sys.argv[3], progress=lambda done, total: print(done, flush=True))
-"""
-
-
-def test_a_killed_re_embedding_continues(bench, model, other, folder, tmp_path):
-    bench.store.close()
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "store"), str(model), other]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        for _ in range(3):
-            process.stdout.readline()
-        process.send_signal(signal.SIGKILL)
-    with open_store(str(tmp_path / "store")) as store:
-        again = Workbench(bench.models, store)
-        assert (again.collection("c").spec.dim, again.collection("c").count()) == (32, 60)
-        half = copy_of(again, other).count()
-        assert 0 < half < 60
-        report = reembed(again, "c", other)
-        assert (report.items, report.embedded) == (60, 60 - half)
-        assert_holds_the_folder(again, other, folder)
 
 
 def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other, folder, image_files):

@@ -262,7 +262,8 @@ def finetune(
     if not start.name.startswith("random:"):
         about["parents"] = [parent_record(start.name, start)]
     shape = {"architecture": trained.architecture, "model_args": trained.model_args}
-    export_model(trained.model.backbone, folder, **shape, preprocessing=trained.preprocessing, provenance=about)
+    about_input = {"preprocessing": trained.preprocessing, "provenance": about}
+    export_model(trained.model.backbone, folder, **shape, **about_input, graph=False)
     subject.made.append(folder)
     subject.console.print(f"the fine-tuned encoder is in {folder}", highlight=False)
 

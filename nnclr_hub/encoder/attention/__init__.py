@@ -10,7 +10,6 @@ transformer without a query, the map is the softmax row of [CLS] in the last blo
     query.py        what to show: Point, Box, AttentionSettings
     geometry.py     input size, and where cells of a feature map are in the image
     maps.py         AttentionMap
-    network.py      what the extractor reads from a network (needs torch)
     extractor.py    AttentionExtractor: image -> AttentionMap (needs torch)
     figure.py       several maps as one PNG file
 """

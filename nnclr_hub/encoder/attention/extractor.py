@@ -7,35 +7,44 @@
     features = extractor.forward(prepared)             # the thread that owns the device
     (map,) = extractor.maps(settings, features)        # any thread
 
-It computes in float32 with torch, whatever backend computes the vectors.
+It computes in float32 with torch, whatever backend computes the vectors. Other threads may be running the network, so
+nothing in it may change: `accept_any_size` and `last_attention` work on a shallow copy of the modules on the way to the
+change. Every weight stays the network's own tensor.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
 from timm.layers.attention import Attention
+from timm.layers.format import Format
+from timm.layers.patch_embed import PatchEmbed
+from timm.models.resnet import ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.attention.geometry import Grid, input_size
+from nnclr_hub.encoder.attention.geometry import Axis, Grid, input_size
 from nnclr_hub.encoder.attention.maps import AttentionMap, on_one_scale
-from nnclr_hub.encoder.attention.network import NetworkTraits, accept_any_size, last_attention, traits_of
-from nnclr_hub.encoder.attention.query import AttentionSettings, require_inside
+from nnclr_hub.encoder.attention.query import MAX_TARGETS, AttentionSettings, require_inside
 from nnclr_hub.encoder.backends.with_torch import memory_errors
 from nnclr_hub.encoder.inputs import ImageLike, as_source
 from nnclr_hub.encoder.network_output import feature_map
 from nnclr_hub.encoder.preprocessing import Transform
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.channels import for_people
+
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+GEOMETRY = ("kernel_size", "stride", "padding", "dilation")
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +78,43 @@ class ImageFeatures:
     rows: np.ndarray | None
 
 
+@dataclass(frozen=True)
+class NetworkTraits:
+    """The traits of a network that supports attention maps.
+
+    transformer: True for a vision transformer, False for a ResNet.
+    first: down and across, center of cell 0 in pixels of the input.
+    stride: down and across, from one center to the next.
+    class_token: whether it has a [CLS] token.
+    heads: of the last block's attention; None if its attention class is unknown.
+    attention_class: class name of the last block's attention.
+    """
+
+    transformer: bool
+    first: tuple[float, float]
+    stride: tuple[int, int]
+    class_token: bool = False
+    heads: int | None = None
+    attention_class: str = ""
+
+    def grid(self, cells: tuple[int, int], input_size: tuple[int, int], original_size: tuple[int, int]) -> Grid:
+        """Return where the cells of one image are.
+
+        Args:
+            cells: h and w of its map.
+            input_size: width and height of the network's input.
+            original_size: width and height of the upright original.
+        """
+        down, across = (
+            Axis(cells[i], self.first[i], self.stride[i], input_size[1 - i], original_size[1 - i]) for i in (0, 1)
+        )
+        return Grid(down, across)
+
+    def uses_class_token_row(self, settings: AttentionSettings, targets: int = 0) -> bool:
+        """Return whether the map is the softmax row of [CLS]: of a transformer, for one image, without a query."""
+        return self.transformer and settings.query is None and not targets and settings.similarity == "dot"
+
+
 class AttentionExtractor:
     """Make attention maps with an encoder's network; safe to call from many threads, and it changes nothing in it.
 
@@ -78,10 +124,7 @@ class AttentionExtractor:
     """
 
     def __init__(self, backbone: nn.Module, transform: Transform, device: torch.device, name: str) -> None:
-        self._backbone = backbone
-        self._transform = transform
-        self._device = device
-        self._name = name
+        self._backbone, self._transform, self._device, self._name = backbone, transform, device, name
 
     @cached_property
     def traits(self) -> NetworkTraits:
@@ -125,9 +168,29 @@ class AttentionExtractor:
         """Check the settings before any image is read.
 
         Raises:
-            InvalidRequest: the network does not support a setting.
+            InvalidRequest: names the first setting that the network does not support.
         """
-        self.traits.check(settings, self._name, targets)
+        traits, name = self.traits, self._name
+        if targets > MAX_TARGETS:
+            raise InvalidRequest(f"At most {MAX_TARGETS} target images are allowed, got {targets}.")
+        row = traits.uses_class_token_row(settings, targets)
+        for value, what in ((settings.head, "head"), (settings.threshold, "threshold")):
+            if value is not None and not row:
+                reason = (
+                    f"this map shows the similarity to a query; leave out query, target and similarity, or {what}"
+                    if traits.transformer
+                    else f"{name} is a ResNet; leave {what} out"
+                )
+                raise InvalidRequest(f"{what}={value} applies only to the [CLS] row of a vision transformer: {reason}.")
+        if traits.transformer and settings.query is None and not traits.class_token:
+            raise InvalidRequest(f"{name} does not have a [CLS] token; give a point or a box as query.")
+        if row and traits.heads is None:
+            raise InvalidRequest(
+                f"The last block of {name} uses {traits.attention_class}, whose attention rows cannot be read; give a "
+                "point or a box as query."
+            )
+        if row and settings.head is not None and settings.head >= (traits.heads or 0):
+            raise InvalidRequest(f"head must be from 0 to {(traits.heads or 0) - 1} for {name}, got {settings.head}.")
 
     def prepare(self, image: ImageLike, settings: AttentionSettings, *, has_query: bool = True) -> PreparedImage:
         """Decode an image and resize it to the network's input.
@@ -143,7 +206,8 @@ class AttentionExtractor:
         decoded = self._transform.read_image(as_source(image))
         if has_query and settings.query is not None:
             require_inside(settings.query, decoded.size)
-        size = input_size(decoded.size, self.traits.cell, settings.max_side, whole=self.traits.transformer)
+        down, across = self.traits.stride
+        size = input_size(decoded.size, (across, down), settings.max_side, whole=self.traits.transformer)
         return PreparedImage(for_people(decoded), self._transform.resized(decoded, size))
 
     @torch.inference_mode()
@@ -175,7 +239,7 @@ class AttentionExtractor:
         network = accept_any_size(cast(VisionTransformer, self._backbone))
         rows: list[Tensor] = []
         if self.traits.class_token and self.traits.heads is not None:
-            attention = cast(Attention, last_attention(network))
+            attention = last_attention(network)
             attention.register_forward_pre_hook(
                 lambda module, inputs: rows.append(class_token_rows(attention, inputs[0]))
             )
@@ -196,16 +260,22 @@ class AttentionExtractor:
         shown = targets or [image]
         if self.traits.uses_class_token_row(settings, len(targets)):
             kind, values = "class_token", [_class_token_map(settings, one) for one in shown]
-        else:
-            query = _query_vector(settings, image)
-            kind, values = settings.similarity, [_similarity(one.features, query, settings.similarity) for one in shown]
-        return on_one_scale([self._map(one, found, kind) for one, found in zip(shown, values, strict=True)])
-
-    def _map(self, features: ImageFeatures, values: np.ndarray, kind: str) -> AttentionMap:
-        if not np.isfinite(values).all():
-            raise InvalidRequest(f"The output of {self._name} for this image is NaN or infinite; check its weights.")
-        limits = (float(values.min()), float(values.max()))
-        return AttentionMap(values, kind, features.grid, limits, features.prepared.image)
+        else:  # the query is the mean of the selected cells; without one [CLS], or else the mean of all cells
+            cells, kind = image.features, settings.similarity
+            if settings.query is not None:
+                query = cells[np.ix_(*image.grid.cells(settings.query))].mean((0, 1))
+            else:
+                query = cells.mean((0, 1)) if image.class_token is None else image.class_token
+            values = [_similarity(one.features, query, kind) for one in shown]
+        found = []
+        for one, value in zip(shown, values, strict=True):
+            if not np.isfinite(value).all():
+                raise InvalidRequest(
+                    f"The output of {self._name} for this image is NaN or infinite; check its weights."
+                )
+            limits = (float(value.min()), float(value.max()))
+            found.append(AttentionMap(value, kind, one.grid, limits, one.prepared.image))
+        return on_one_scale(found)
 
 
 def class_token_rows(attention: Attention, x: Tensor) -> Tensor:
@@ -232,39 +302,18 @@ def class_token_rows(attention: Attention, x: Tensor) -> Tensor:
     return torch.softmax((q * attention.scale) @ k.transpose(2, 3), dim=-1)[:, :, 0].float()
 
 
-def fewest(row: Tensor, mass: float) -> Tensor:
-    """Select the fewest patches whose share of the row's sum is `mass` or more.
-
-    Args:
-        row: (n,) not negative, not all zero.
-        mass: in (0, 1].
-
-    Returns:
-        (n,) bool.
-    """
-    order = row.double().sort(descending=True, stable=True)
-    shares = order.values.cumsum(0)
-    count = int((shares < mass * shares[-1]).sum()) + 1
-    kept = torch.zeros(len(row), dtype=torch.bool)
-    kept[order.indices[:count]] = True
-    return kept
-
-
 def _class_token_map(settings: AttentionSettings, features: ImageFeatures) -> np.ndarray:
     assert features.rows is not None
+    height, width = features.features.shape[:2]
     row = torch.from_numpy(features.rows.mean(0) if settings.head is None else features.rows[settings.head])
-    row = row[-features.features.shape[0] * features.features.shape[1] :]  # the patches come last
-    if settings.threshold is not None:
-        row = row * fewest(row, settings.threshold)
-    return row.view(features.features.shape[:2]).numpy()
-
-
-def _query_vector(settings: AttentionSettings, features: ImageFeatures) -> np.ndarray:
-    """Return (D,) float32: the mean of the selected cells; without a query [CLS], or else the mean of all cells."""
-    if settings.query is not None:
-        rows, columns = features.grid.cells(settings.query)
-        return features.features[np.ix_(rows, columns)].mean((0, 1))
-    return features.features.mean((0, 1)) if features.class_token is None else features.class_token
+    row = row[-height * width :]  # the patches come last
+    if settings.threshold is not None:  # the fewest patches that have this share of the sum
+        order = row.double().sort(descending=True, stable=True)
+        shares = order.values.cumsum(0)
+        kept = torch.zeros_like(row)
+        kept[order.indices[: int((shares < settings.threshold * shares[-1]).sum()) + 1]] = 1
+        row = row * kept
+    return row.view(height, width).numpy()
 
 
 def _similarity(features: np.ndarray, query: np.ndarray, similarity: str) -> np.ndarray:
@@ -272,3 +321,82 @@ def _similarity(features: np.ndarray, query: np.ndarray, similarity: str) -> np.
     if similarity == "dot":
         return features @ query
     return (F.normalize(torch.from_numpy(features), dim=-1) @ F.normalize(torch.from_numpy(query), dim=0)).numpy()
+
+
+# ---- the network -----------------------------------------------------------------------------------------------------
+
+
+def traits_of(backbone: nn.Module) -> NetworkTraits:
+    """Read the traits of a network.
+
+    Raises:
+        InvalidRequest: it is not a ResNet or vision transformer of timm, or one with an unusual structure.
+    """
+    if isinstance(backbone, VisionTransformer) and type(backbone.patch_embed) is PatchEmbed:
+        down, across = cast(tuple[int, int], backbone.patch_embed.patch_size)
+        block = backbone.blocks[-1]
+        attention = getattr(block, "attn", block)
+        return NetworkTraits(
+            transformer=True,
+            first=(down / 2, across / 2),
+            stride=(down, across),
+            class_token=bool(backbone.has_class_token),
+            # a subclass may compute something else from the same input
+            heads=int(attention.num_heads) if type(attention) is Attention else None,
+            attention_class=type(attention).__name__,
+        )
+    if isinstance(backbone, ResNet):
+        # where the shortcut of a block is not the identity, the center is halfway between those of the two branches: a
+        # ResNet-D averages over 2 x 2 pixels in one branch, a ResNet-AA in the other
+        first, stride = _through(backbone.maxpool, *_through(backbone.conv1, 0.5, 1))
+        for block in (block for stage in STAGES for block in cast(nn.Sequential, backbone.get_submodule(stage))):
+            direct, _ = _through(cast(nn.Module, block.downsample or nn.Identity()), first, stride)
+            for part in (part for name, part in block.named_children() if name != "downsample"):
+                first, stride = _through(part, first, stride)
+            first = (first + direct) / 2
+        if stride == int(cast(Any, backbone.feature_info)[-1]["reduction"]):
+            return NetworkTraits(transformer=False, first=(first, first), stride=(stride, stride))
+    name = getattr(backbone, "pretrained_cfg", {}).get("architecture") or type(backbone).__name__
+    raise InvalidRequest(
+        f"{name} does not support attention maps; choose an encoder that is a plain ResNet or vision transformer."
+    )
+
+
+def _through(part: nn.Module, first: float, stride: int) -> tuple[float, int]:
+    """Return the center of cell 0 and the stride after some layers, in pixels of the input, from those before them."""
+    for layer in part.modules():
+        if isinstance(layer, nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d):
+            sides = [getattr(layer, name, 1) for name in GEOMETRY]
+            kernel, step, padding, dilation = (side if isinstance(side, int) else side[0] for side in sides)
+            first += (dilation * (kernel - 1) / 2 - padding) * stride
+            stride *= step
+    return first, stride
+
+
+def _shallow_copy(module: Module) -> Module:
+    """Return a module with the same children and parameters, but with separate attributes, child slots and hooks."""
+    other = copy.copy(module)
+    # nn.Module keeps these in dictionaries, which copy.copy shares
+    other.__dict__.update({name: copy.copy(value) for name, value in vars(module).items() if isinstance(value, dict)})
+    return other
+
+
+def accept_any_size(backbone: VisionTransformer) -> VisionTransformer:
+    """Return a shallow copy that takes images of any number of whole patches.
+
+    timm resamples the position embeddings on the way. The result is what timm builds under `dynamic_img_size=True`.
+    """
+    other = _shallow_copy(backbone)
+    other.patch_embed = _shallow_copy(cast(nn.Module, other.patch_embed))
+    vars(other)["dynamic_img_size"] = True  # these are Final to torch.jit
+    vars(other.patch_embed).update(strict_img_size=False, flatten=False, output_fmt=Format.NHWC)
+    return other
+
+
+def last_attention(backbone: VisionTransformer) -> Attention:
+    """Return a shallow copy of the last block's attention, put in place; `backbone` must be a shallow copy already."""
+    blocks, block = _shallow_copy(backbone.blocks), _shallow_copy(backbone.blocks[-1])
+    block.attn = _shallow_copy(cast(nn.Module, block.attn))
+    blocks[-1] = block
+    backbone.blocks = blocks
+    return cast(Attention, block.attn)

@@ -91,7 +91,7 @@ def _select(connection: sqlite3.Connection, group: Group, among: np.ndarray | No
 
 
 class Facets:
-    """The facets that were asked for since the last commit. Safe to call from many threads."""
+    """Facets since the last commit, for calls that repeat. Safe to call from many threads."""
 
     def __init__(self) -> None:
         self._latest = -1, dict[Any, dict[str, Facet]]()  # the last change, and the facets of that state

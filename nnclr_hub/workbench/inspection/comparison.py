@@ -31,10 +31,10 @@ from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.inspection.subject import Report, inspected_files
+from nnclr_hub.workbench.bench import Report
+from nnclr_hub.workbench.inspection.subject import inspected_files
 from nnclr_hub.workbench.labels import label_text
-from nnclr_hub.workbench.portion import portion
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -135,21 +135,8 @@ class ComparisonRequest(Request):
     source: Sequence[str | None] | None = option("where a server has each model", None, hidden=True)
 
 
-@dataclass(frozen=True)
-class Compared:
-    """A comparison on a collection."""
-
-    collection: str
-    field: str
-    comparison: EncoderComparison
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON."""
-        return {"collection": self.collection, "field": self.field, **self.comparison.as_json()}
-
-
 @task("comparison", ComparisonRequest, path="/collections/{collection}/comparisons")
-def compare_encoders(bench: Any, request: ComparisonRequest, context: TaskContext) -> Compared:
+def compare_encoders(bench: Any, request: ComparisonRequest, context: TaskContext) -> dict[str, Any]:
     """Compare encoders on a collection; names of hand-crafted features are not models."""
     collection = bench.collection(request.collection)
     sources = [
@@ -162,7 +149,7 @@ def compare_encoders(bench: Any, request: ComparisonRequest, context: TaskContex
         context.progress(done, total)
 
     found = compare_on_collection(collection, sources, request.field, progress=progress)
-    return Compared(collection.name, request.field, found)
+    return {"collection": collection.name, "field": request.field, **found.as_json()}
 
 
 def compare_on_collection(

@@ -43,10 +43,11 @@ from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.where import check_key
-from nnclr_hub.workbench.inspection.subject import Report, Subject, collection_subject
+from nnclr_hub.table_rows import LabelTable
+from nnclr_hub.workbench.bench import Report
+from nnclr_hub.workbench.inspection.subject import Parts, Subject, collection_subject
 from nnclr_hub.workbench.inspections import INSPECTION, LABEL_NEXT, MAX_LABEL_NEXT, KeptInspection, keep_inspection
-from nnclr_hub.workbench.portion import portion
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
 
 log = logging.getLogger(__name__)
 
@@ -248,15 +249,19 @@ class InspectionRequest(Request):
         False,
     )
     label_next: int = option("number of items to label next, at most", LABEL_NEXT, ge=1, le=MAX_LABEL_NEXT)
+    labels: LabelTable | None = option("table of labels, used instead of the field", None, hidden=True)
+    parts: Parts = option("what leaks are searched between", "splits", hidden=True)
 
     def validate(self) -> None:
-        """Raise InvalidFilter for an invalid key."""
+        """Raise InvalidFilter for an invalid key, or InvalidRequest."""
         super().validate()
         check_key(self.field)
+        if self.parts not in ("splits", "folders"):
+            raise InvalidRequest(f"parts must be splits or folders, got {self.parts!r:.80}.")
 
 
 @task("inspection", InspectionRequest, path="/collections/{collection}/inspections")
-def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> KeptInspection:
+def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> dict[str, Any]:
     """Inspect a collection, and keep the inspection with the store at the end of the task."""
     collection = bench.collection(request.collection)
     share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest
@@ -268,7 +273,7 @@ def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContex
         update = partial(bench.update_each, collection.name)
         kept = write_fields(collection, kept, update, progress=portion(context.progress, share, 1))
     context.at_end(partial(keep_inspection, kept=kept))
-    return kept
+    return kept.as_json()
 
 
 def inspect_collection(

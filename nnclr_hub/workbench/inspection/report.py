@@ -9,6 +9,7 @@ import base64
 import io
 import json
 from collections.abc import Sequence
+from functools import partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -17,9 +18,19 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.workbench.inspection.findings import FINDINGS, Entry, Finding, flagged, items_of
-from nnclr_hub.workbench.inspection.subject import Subject
-from nnclr_hub.workbench.inspections import KeptInspection
+from nnclr_hub.workbench.bench import Inspected, Report
+from nnclr_hub.workbench.inspection.findings import (
+    FINDINGS,
+    Entry,
+    Finding,
+    InspectionRequest,
+    flagged,
+    inspect_subject,
+    items_of,
+    write_fields,
+)
+from nnclr_hub.workbench.inspection.subject import Subject, collection_subject, one_label_each
+from nnclr_hub.workbench.inspections import KeptInspection, keep_inspection
 
 SHOWN = 24  # images of a contact sheet
 GROUPS, IN_GROUP = 12, 6  # groups of duplicates that are shown, and images of each
@@ -27,6 +38,28 @@ ROWS = 15  # of a table
 SPRITE, ACROSS = 48, 64  # pixels of a tile on the image of the map, and tiles per row
 MOST_TILES = ACROSS * ACROSS  # items with an image on the map
 TEMPLATE = "report_template.html"
+
+
+def inspect_and_report(bench: Any, request: InspectionRequest, folder: Path, report: Report) -> Inspected:
+    """Inspect a collection, and write report.html to a folder; see `Bench.inspect`."""
+    collection = bench.collection(request.collection)
+    labels = None if request.labels is None else one_label_each(request.labels)
+    options = {"labels": labels, "field": request.field, "parts": request.parts}
+    subject = collection_subject(collection, **options, report=report)
+    kept = inspect_subject(subject, request.label_next, report=report)
+    if request.write_fields:
+        write = partial(bench.update_each, collection.name)
+        kept = write_fields(collection, kept, write, progress=report("writing"))
+        keep_inspection(bench.store.records, kept)
+    return write_inspection(kept, subject, folder)
+
+
+def write_inspection(kept: KeptInspection, subject: Subject, folder: Path) -> Inspected:
+    """Write report.html to a folder, which is created."""
+    folder.mkdir(parents=True, exist_ok=True)
+    page = write_report(kept, subject, folder)
+    paths = dict(zip(subject.items, subject.paths or subject.items, strict=True))
+    return Inspected(dict(kept.findings), paths, str(page))
 
 
 def write_report(kept: KeptInspection, subject: Subject, folder: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Literal
@@ -21,13 +21,12 @@ from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
+from nnclr_hub.workbench.bench import Report
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
 from nnclr_hub.workbench.inspections import INSPECTION, REVIEWED, state_of
 from nnclr_hub.workbench.labels import label_text
-from nnclr_hub.workbench.metadata_keys import PIXEL_HASH
-from nnclr_hub.workbench.table_items import named_item, path_of
+from nnclr_hub.workbench.metadata import PIXEL_HASH, named_item, path_of
 
-Report = Callable[[str], Callable[[int, int], None]]  # the title of a step -> its progress
 Parts = Literal["splits", "folders"]
 SCAN = "scan.sqlite"
 MOST_VECTORS = 1 << 30  # bytes

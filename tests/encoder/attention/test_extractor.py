@@ -12,7 +12,7 @@ from PIL import Image
 from timm.layers.attention import Attention
 
 from nnclr_hub import Box, Encoder, Point, load_encoder
-from nnclr_hub.encoder.attention.extractor import class_token_rows, fewest
+from nnclr_hub.encoder.attention.extractor import class_token_rows
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import ImageError, InvalidRequest
@@ -293,22 +293,6 @@ def test_the_rows_are_those_of_unfused_attention(arguments):
     torch.testing.assert_close(found, caught[0][:, :, 0])
     torch.testing.assert_close(found.sum(-1), torch.ones(2, 3))
     assert found.std() > 0.01
-
-
-@pytest.mark.parametrize("mass", [1e-9, 0.2, 0.5, 0.61, 0.999, 1.0])
-def test_the_fewest_patches_with_a_share_of_the_sum(mass):
-    """Compare with a loop that takes the largest remaining patch until the sum is reached."""
-    row = torch.rand(40, generator=torch.Generator().manual_seed(1)).softmax(0) * 0.7
-    kept = fewest(row, mass)
-    rest, taken = sorted(row.double().tolist(), reverse=True), []
-    while sum(taken) < mass * float(row.double().sum()) - 1e-12:
-        taken.append(rest.pop(0))
-    assert int(kept.sum()) == len(taken)
-    assert sorted(row[kept].tolist(), reverse=True) == pytest.approx(taken)
-
-
-def test_of_equal_patches_the_first_are_kept():
-    assert fewest(torch.tensor([1.0, 1.0, 1.0, 1.0]), 0.5).tolist() == [True, True, False, False]
 
 
 @pytest.mark.parametrize("which", ["resnet", "vit"])

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nnclr_hub import Box, Point
+from nnclr_hub.encoder.attention.extractor import traits_of
 from nnclr_hub.encoder.attention.geometry import Axis, Grid, input_size
-from nnclr_hub.encoder.attention.network import traits_of
 from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.network_output import feature_map
 from nnclr_hub.errors import InvalidRequest

@@ -1,0 +1,249 @@
+"""What is put into a collection, as every entry point takes it: images, the images of a folder, or a new collection.
+
+    bench.add_images("photos", AddRequest([NewImage("tom", "tom.jpg", {"label": "cat"}), NewImage(None, data)]))
+    bench.index_folder("photos", FolderRequest("~/photos", prune=True))
+    bench.create_collection("vectors", NewCollection(dim=512, metric="dot"))
+
+Making an invalid request raises InvalidRequest. This module imports neither torch nor a web framework.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.store.checks import check_name
+from nnclr_hub.store.spec import CollectionSpec, Compared, IndexName, Metric, Precision
+from nnclr_hub.store.where import check_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from nnclr_hub.encoder.embedder import Embedder, ImageLike
+    from nnclr_hub.images.tiles import Tiling
+    from nnclr_hub.table_rows import LabelTable
+
+MOST_WORKERS, LEAST_SIDE = 32, 32
+
+
+@dataclass(frozen=True, eq=False)
+class NewImage:
+    """An image to put into a collection.
+
+    id: the item's id; None: made from the image's content, which must then be bytes.
+    image: a path, the bytes of a file, a PIL image, or (H, W, 3) uint8.
+    metadata: JSON values by key, stored with the item; `pixel_sha256` is added.
+    thumbnail: whether to store a JPEG of at most 256 pixels a side.
+    """
+
+    id: str | None
+    image: ImageLike
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    thumbnail: bool = True
+
+    def __post_init__(self) -> None:
+        if self.id is None:
+            if not isinstance(self.image, bytes):
+                raise InvalidRequest("An image without an id must be given as bytes; its id is made from them.")
+            object.__setattr__(self, "id", content_id(self.image))
+        check_name(self.item_id, "Item id")
+        if not isinstance(self.metadata, Mapping):
+            raise InvalidRequest(f"The metadata of {self.id!r} must be an object, got {self.metadata!r:.80}.")
+        if not isinstance(self.thumbnail, bool):
+            raise InvalidRequest(f"thumbnail must be true or false, got {self.thumbnail!r:.80}.")
+
+    @property
+    def item_id(self) -> str:
+        """The id, which is known once the image is made."""
+        assert self.id is not None
+        return self.id
+
+    def note(self) -> dict[str, Any]:
+        """Return the JSON form without the image, for a request that carries the image as a file."""
+        note: dict[str, Any] = {"id": self.id, "metadata": dict(self.metadata)}
+        return note if self.thumbnail else {**note, "thumbnail": False}
+
+
+@dataclass(frozen=True, eq=False)
+class AddRequest:
+    """Images to add to a collection.
+
+    images: each under a different id. The same bytes may come twice without an id.
+    """
+
+    images: Sequence[NewImage]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.images, str | bytes | Mapping) or not isinstance(self.images, Iterable):
+            raise InvalidRequest(f"images must be a list of NewImage, got {self.images!r:.80}.")
+        object.__setattr__(self, "images", tuple(self.images))
+        self.validate()
+
+    @classmethod
+    def of(cls, images: AddRequest | Sequence[NewImage]) -> AddRequest:
+        """Return a request as it is, or make one of a list of images."""
+        return images if isinstance(images, AddRequest) else cls(images)
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if an id is given twice: one image would overwrite the other."""
+        first: dict[str, NewImage] = {}
+        for image in self.images:
+            if not isinstance(image, NewImage):
+                raise InvalidRequest(f"images must be a list of NewImage, got {image!r:.80}.")
+            other = first.setdefault(image.item_id, image)
+            if other is not image and not (isinstance(image.image, bytes) and image.id == content_id(image.image)):
+                raise InvalidRequest(f"The id {image.id!r} is given twice in one request; use a different id for each.")
+
+
+def content_id(data: bytes) -> str:
+    """Return the id of an image that was given none: 32 hex digits of the SHA-256 of its bytes."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+@dataclass(frozen=True)
+class FolderRequest:
+    """A folder whose images a collection is to hold.
+
+    folder: read with its subfolders; an image's parent folder is its label. Or an archive, an address or a pattern,
+        see `find_images`.
+    model: source of the encoder; None: the collection's own, or the default for a new collection.
+    vectors: what searches of a new collection compare, see `CollectionSpec`; None: auto.
+    prune: delete items of this folder whose file was removed. Items of a subfolder that is empty, a link, or unreadable
+        are kept, since their files may exist; the report counts them as `kept`. A server keeps all without `source`,
+        since another folder may have the same default source.
+    tiling: embed tiles of the images, which only a store of this machine can; None: whole images.
+    labels: a table of labels; see `list_images_of`.
+    source: for a server: name of the folder in the collection; None: FOLDER-ID@HOST, where the ID is a hash of the
+        folder's path and of the machine-id. That of an archive is its folder, and the name of the archive follows.
+    workers: for a server: concurrent requests, 1 to 32.
+    shrink: for a server: longest side of images that are sent, in pixels; None: send the files as they are.
+    """
+
+    folder: str | Path
+    model: str | None = None
+    vectors: str | None = None
+    prune: bool = False
+    thumbnails: bool = True
+    tiling: Tiling | None = None
+    labels: LabelTable | str | Path | None = None
+    source: str | None = None
+    workers: int = 4
+    shrink: int | None = None
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    @classmethod
+    def of(cls, folder: FolderRequest | str | Path) -> FolderRequest:
+        """Return a request as it is, or make one of a folder."""
+        return folder if isinstance(folder, FolderRequest) else cls(folder)
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if a value is outside of its limits."""
+        if self.vectors is not None:
+            CollectionSpec(1, vectors=self.vectors)  # type: ignore[arg-type]
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise InvalidRequest(f"workers must be between 1 and {MOST_WORKERS}, got {self.workers}.")
+        if self.shrink is not None and self.shrink < LEAST_SIDE:
+            raise InvalidRequest(f"shrink must be at least {LEAST_SIDE} pixels, got {self.shrink}.")
+        if self.tiling is not None and (self.source is not None or self.shrink is not None):
+            raise InvalidRequest("Tiles are read from files of this machine; leave out source and shrink.")
+
+    def require_vectors(self, spec: CollectionSpec, name: str) -> None:
+        """Raise InvalidRequest if an existing collection compares other vectors than requested."""
+        if self.vectors not in (None, "auto", spec.vectors):
+            raise InvalidRequest(
+                f"Collection {name!r} was created with --vectors {spec.vectors}, which cannot be changed; leave out "
+                "--vectors, or index into another collection."
+            )
+
+
+@dataclass(frozen=True)
+class NewCollection:
+    """A collection to create; see `CollectionSpec`.
+
+    model: source of its encoder; None: the default, or an unknown encoder if `dim` is given.
+    dim: length of the vectors, for a collection without a model.
+    """
+
+    model: str | None = None
+    dim: int | None = None
+    metric: Metric = "cosine"
+    indexed: Sequence[str] = ("label",)
+    index: IndexName = "auto"
+    precision: Precision = "f32"
+    vectors: Compared = "auto"
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise InvalidRequest or InvalidFilter for an invalid value."""
+        if self.model is not None and self.dim is not None:
+            raise InvalidRequest("Give a model or dim, not both; a model determines the length of its vectors.")
+        for key in self.indexed:
+            check_key(key)
+        self._with_options(CollectionSpec(1 if self.dim is None else self.dim))
+
+    def spec(self, embedder: Callable[[str | None], Embedder]) -> CollectionSpec:
+        """Return the specification; `embedder` returns the encoder of a source."""
+        return self._with_options(
+            CollectionSpec.of(embedder(self.model)) if self.dim is None else CollectionSpec(self.dim)
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the body of PUT /api/v1/collections/{name}."""
+        body = {one.name: getattr(self, one.name) for one in fields(self)} | {"indexed": list(self.indexed)}
+        return {name: value for name, value in body.items() if value is not None}
+
+    def _with_options(self, spec: CollectionSpec) -> CollectionSpec:
+        return replace(
+            spec,
+            metric=self.metric,
+            indexed=tuple(self.indexed),
+            index=self.index,
+            precision=self.precision,
+            vectors=self.vectors,
+        )
+
+
+# ---- files to import
+
+
+@dataclass(frozen=True)
+class ImportFormat:
+    """A format of files that can be imported into a collection.
+
+    media_type: of a request with such a file.
+    suffixes: of file names.
+    images: whether the file holds images, which must be embedded, or vectors.
+    """
+
+    name: str
+    media_type: str
+    suffixes: tuple[str, ...]
+    images: bool = False
+
+
+FORMATS = {
+    one.name: one
+    for one in (
+        ImportFormat("ndjson", "application/x-ndjson", (".ndjson", ".jsonl")),
+        ImportFormat("arrow", "application/vnd.apache.arrow.stream", (".arrow", ".arrows", ".feather")),
+        ImportFormat("parquet", "application/vnd.apache.parquet", (".parquet",)),
+        ImportFormat("zip", "application/zip", (".zip",), images=True),
+        ImportFormat("tar", "application/x-tar", (".tar",), images=True),
+    )
+}
+
+
+def format_of_file(name: str | Path) -> ImportFormat:
+    """Return the format of a file by its suffix."""
+    for one in FORMATS.values():
+        if str(name).lower().endswith(one.suffixes):
+            return one
+    known = ", ".join(suffix for one in FORMATS.values() for suffix in one.suffixes)
+    raise InvalidRequest(f"{name} has a suffix that cannot be imported; expected one of {known}.")

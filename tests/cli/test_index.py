@@ -1,0 +1,199 @@
+"""nnclr index into a store of this machine and into a server: new, changed, broken and missing files."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import error_line, nnclr
+
+from nnclr_hub import Client, open_store
+from nnclr_hub.workbench import FolderRequest
+
+
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve):
+    yield from serve(model, tmp_path_factory.mktemp("pruning") / "store")
+
+
+@pytest.fixture
+def folder(image_files, tmp_path) -> Path:
+    """Three images in two folders."""
+    for i, name in enumerate(("cat/1.jpg", "cat/2.jpg", "3.jpg")):
+        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(image_files[i], tmp_path / "photos" / name)
+    return tmp_path / "photos"
+
+
+@pytest.fixture(params=["store", "server"])
+def index(request, model, tmp_path):
+    """index(folder, *more, into="c") -> the report, or the error line."""
+    where = ["--store", tmp_path / "store", "--model", model]
+    if request.param == "server":
+        where = ["--server", request.getfixturevalue("server").url]
+
+    def run(folder, *more, into="c"):
+        source = ["--source", f"{Path(folder).name}@here"] if request.param == "server" else []
+        answer = nnclr("index", folder, "--collection", into, "--json", *where, *source, *more)
+        return json.loads(answer[1]) if answer[0] == 0 else error_line(answer, answer[0])
+
+    yield run
+    if request.param == "server":
+        bench = request.getfixturevalue("server").bench
+        for info in bench.store.list():
+            bench.drop(info.name)
+
+
+@pytest.fixture
+def opened(request, tmp_path):
+    """Return a function that opens the store of `index`."""
+
+    def read():
+        if "server" in request.node.callspec.params["index"]:
+            return Client(request.getfixturevalue("server").url).store
+        return open_store(tmp_path / "store", read_only=True)
+
+    return read
+
+
+def counts(report: dict) -> list[int]:
+    return [report[what] for what in ("added", "updated", "unchanged", "removed", "items")]
+
+
+def test_new_changed_broken_and_missing_files(index, opened, encoder, folder, image_files):
+    assert counts(index(folder)) == [3, 0, 0, 0, 3]
+    with opened() as store:
+        before = store.get("c").info().durable_seq
+    assert counts(index(folder)) == [0, 0, 3, 0, 3]
+    with opened() as store:
+        assert store.get("c").info().durable_seq == before
+    shutil.copy(image_files[9], folder / "cat" / "new.jpg")
+    (folder / "cat" / "1.jpg").write_bytes(image_files[-1].read_bytes())
+    os.utime(folder / "cat" / "1.jpg", (1, 1))
+    (folder / "3.jpg").unlink()
+    (folder / "bad.jpg").write_bytes(b"garbage")
+    (folder / "cut.jpg").write_bytes(image_files[0].read_bytes()[:500])
+    (folder / "dangling.jpg").symlink_to("nowhere")
+    (folder / "loop").symlink_to("..")
+    os.mkfifo(folder / "pipe.jpg")
+    shutil.copy(image_files[0], folder / "line\nbreak ünï.jpg")
+    report = index(folder)
+    assert counts(report) == [2, 1, 1, 0, 5]
+    broken = ["bad.jpg", "cut.jpg", "dangling.jpg", "pipe.jpg"]
+    assert [Path(path).name for path, _ in report["broken"]] == broken
+    report = index(folder, "--prune")
+    assert (counts(report), len(report["broken"])) == ([0, 0, 4, 1, 4], 4)
+    with opened() as store:
+        [item] = store.get("c").scroll(where={"must": [{"key": "path", "match": "cat/1.jpg"}]}).items
+    np.testing.assert_allclose(item.vector, encoder.embed([image_files[-1]])[0], atol=1e-5)
+    assert item.metadata["label"] == "cat"
+
+
+def test_pruning_removes_the_last_item_with_the_last_image(index, folder):
+    index(folder)
+    for path in folder.rglob("*.jpg"):
+        path.unlink()
+    assert "no image" in index(folder)
+    report = index(folder, "--prune")
+    assert (report["removed"], report["kept"], report["items"]) == (1, 2, 2), (
+        "a disk may not be mounted at the empty folder"
+    )
+    (folder / "cat" / ".emptied").touch()
+    report = index(folder, "--prune")
+    assert (report["removed"], report["kept"], report["items"]) == (2, 0, 0)
+
+
+def test_pruning_an_empty_folder_deletes_nothing(index, folder, image_files):
+    """The disk may not be mounted, or the folder may be missing. Any file in it shows that it is the real folder."""
+    index(folder)
+    shutil.rmtree(folder)
+    assert "does not exist" in index(folder, "--prune")
+    folder.mkdir()
+    assert "not mounted" in index(folder, "--prune")
+    (folder / ".emptied").touch()
+    report = index(folder, "--prune")
+    assert (report["removed"], report["items"]) == (3, 0)
+
+
+def test_a_wrong_source_is_refused_and_creates_nothing(index, opened, folder, tmp_path):
+    other = tmp_path / "other"
+    (other / "texts").mkdir(parents=True)
+    assert "other" in index(other, "--prune")
+    assert not (tmp_path / "store").exists()
+    packed = [shutil.make_archive(str(tmp_path / "a"), form, folder) for form in ("zip", "gztar")]
+    Path(packed[0]).write_bytes(Path(packed[0]).read_bytes()[:-99])  # damaged
+    packed.append(shutil.make_archive(str(tmp_path / "b"), "tar", other))  # without images
+    for archive in packed:
+        assert archive in index(archive)
+    assert not (tmp_path / "store").exists()
+    index(folder)
+    assert "other" in index(other, "--prune")
+    for wrong in (other, *packed):
+        assert str(wrong) in index(wrong, into="d")
+    assert index(folder)["items"] == 3
+    with opened() as store:
+        assert list(store.names()) == ["c"]
+
+
+def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatch):
+    """The error is injected, since root can list every folder."""
+    index(folder)
+    scandir = os.scandir
+
+    def refuses(path="."):
+        if str(path).endswith("/cat"):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", refuses)
+        assert index(folder, "--prune")["removed"] == 0
+    shutil.rmtree(folder / "cat")
+    assert index(folder, "--prune")["removed"] == 2
+
+
+def test_a_server_keeps_items_unless_a_source_is_given(server, image_files, tmp_path, caplog):
+    """Another machine may have a folder of the same source; another folder of the same name has another source."""
+    first, second = tmp_path / "a" / "images", tmp_path / "b" / "images"
+    for folder, numbers in ((first, range(3)), (second, range(3, 5))):
+        folder.mkdir(parents=True)
+        for i in numbers:
+            shutil.copy(image_files[i], folder / f"{i}.jpg")
+
+    def index(folder, *more) -> tuple[int, int, int]:
+        code, out, err = nnclr("index", folder, "--collection", "two", "--server", server.url, "--json", *more)
+        assert code == 0, err
+        report = json.loads(out)
+        return report["removed"], report["kept"], report["items"]
+
+    with Client(server.url) as client:
+        assert index(first) == (0, 0, 3)
+        two = client.collection("two")
+        source = two.scroll().items[0].metadata["root"]
+        assert index(second, "--prune") == (0, 0, 5)
+        (first / "0.jpg").unlink()
+        assert two.index_folder(first).kept == 0
+        assert index(first, "--prune") == (0, 1, 5)
+        assert any(f"--source {source}" in message for message in caplog.messages)
+        report = two.index_folder(FolderRequest(first, prune=True))
+        assert (report.removed, report.kept) == (0, 1)
+        assert index(first, "--prune", "--source", source) == (1, 0, 4)
+
+
+def test_people_see_broken_files_and_kept_items(folder, model, tmp_path):
+    def said(*more) -> tuple[str, str]:
+        code, out, err = nnclr("index", folder, "--collection", "c", "--store", tmp_path / "s", "--model", model, *more)
+        assert code == 0, err
+        return out, err
+
+    (folder / "cat" / "1.jpg").write_bytes(b"garbage")
+    out, err = said()
+    assert ("2 added" in out, "1 broken" in out, "skipped" in err) == (True, True, True)
+    assert "cat/1.jpg" in err
+    (folder / "cat" / "1.jpg").unlink()
+    (folder / "cat" / "2.jpg").unlink()
+    assert "0 removed, 1 kept (their files may exist), 0 broken; 2 items" in said("--prune")[0]
+    shutil.rmtree(folder / "cat")
+    assert "1 removed, 0 broken; 1 items" in said("--prune")[0]

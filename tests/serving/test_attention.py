@@ -1,0 +1,270 @@
+"""Attention maps: from the models of a server, and over REST."""
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from PIL import Image
+from rest_requests import as_text, is_problem
+from waiting import until
+
+from nnclr_hub import Box, ImageError, Point, load_encoder
+from nnclr_hub.encoder.attention import AttentionSettings
+from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestTooLarge
+from serving import engine
+from serving.engine import Engine
+from serving.models import Engines
+from serving.settings import Settings
+
+# ---- attention maps from a server's model: the same as the encoder's own
+
+
+@pytest.fixture(scope="module")
+def vit():
+    return load_encoder("random:test_vit", device="cpu")
+
+
+@pytest.fixture
+def make() -> Iterator:
+    """Return make(encoder, **settings), which makes a model on an engine; `make.made` has the engines."""
+    made: list[Engines] = []
+
+    def start(encoder, **settings) -> Engine:
+        options = Settings(**{"decode_threads": 2, "max_batch": 4, "stall_s": 60, **settings})
+        made.append(Engines("one", options, load=lambda _: encoder))
+        return made[-1].get()
+
+    start.made = made
+    yield start
+    for engines in made:
+        engines.close(0.2)
+
+
+def attend(served, image, query=None, *, target=None, **settings):
+    """Return the map of the image or target, or the maps of a list of targets."""
+    targets = [] if target is None else target if isinstance(target, list) else [target]
+    maps = asyncio.run(served.attention_maps_async(AttentionSettings(query, **settings), image, targets))
+    return maps if isinstance(target, list) else maps[0]
+
+
+def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, image_files):
+    served, want = make(vit), vit.embed(image_files[:3])
+    row = vit.attention(image_files[0]).values
+    with ThreadPoolExecutor(6) as pool:
+        maps = [pool.submit(attend, served, image_files[0]) for _ in range(6)]
+        vectors = [pool.submit(served.embed_each, image_files[:3]) for _ in range(6)]
+        for one in maps:
+            np.testing.assert_allclose(one.result().values, row, atol=1e-6)
+        for one in vectors:
+            np.testing.assert_allclose(one.result(), want, atol=1e-5)
+
+
+def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, image_files):
+    served = make(vit, attention_side=512)
+    for settings, targets in ((AttentionSettings(head=99), []), (AttentionSettings(), [b""] * 7)):
+        with pytest.raises(InvalidRequest):
+            asyncio.run(served.attention_maps_async(settings, b"not an image", targets))
+    with pytest.raises(InvalidRequest):
+        attend(served, image_files[0], Box(0, 0, 65, 64))
+    with pytest.raises(ImageError, match="number 1"):
+        attend(served, image_files[0], target=[image_files[1], b"bad"])
+
+
+def test_the_server_limits_the_side_of_the_input(make, vit):
+    large = Image.new("RGB", (900, 600), "red")
+    assert attend(make(vit, attention_side=512), large).input_size == (512, 336)
+    assert attend(make(vit), large, max_side=448).input_size == (448, 304)
+
+
+def test_too_many_pixels_together_are_refused(make, vit, monkeypatch):
+    monkeypatch.setattr(engine, "MAX_TOTAL_PIXELS", 3 * 64 * 64)
+    served, image = make(vit), Image.new("RGB", (64, 64), "red")
+    assert len(attend(served, image, target=[image, image])) == 2
+    with pytest.raises(RequestTooLarge):
+        attend(served, image, target=[image] * 3)
+
+
+def test_attention_needs_permits_and_has_a_deadline(make, vit, image_files):
+    served = make(vit, capacity=2)
+    with pytest.raises(RequestTooLarge):
+        attend(served, image_files[0], target=image_files[1:3])
+    (engines,) = make.made
+    hold, forward = threading.Event(), vit.forward_crops
+    vit.forward_crops = lambda crops: (hold.wait(120), forward(crops))[1]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            busy = pool.submit(served.embed_each, image_files[:1])
+            until(lambda: engines.in_work)
+            with pytest.raises(DeadlineExceeded):
+                asyncio.run(served.attention_maps_async(AttentionSettings(), image_files[0], deadline_s=0.05))
+            with pytest.raises(Overloaded):
+                attend(served, image_files[0], target=image_files[1])
+            hold.set()
+            busy.result()
+    finally:
+        vit.forward_crops = forward
+    until(lambda: engines.in_work == 0)
+
+
+# ---- attention over REST: the maps of the library in three formats, and the errors
+
+
+PATH = "/api/v1/attention"
+VIT = "random:test_vit"
+NPY, PNG = {"Accept": "application/x-npy"}, {"Accept": "image/png"}
+
+
+@pytest.fixture(scope="module")
+def served_vit(server):
+    """Serve a vision transformer in addition to the default ResNet."""
+    server.engines.get(VIT)
+    return load_encoder(VIT, device="cpu")
+
+
+def form(image, targets=(), /, **query) -> dict:
+    """A multipart request."""
+    files = [("image", ("image", image.read_bytes())), *(("target", ("t", one.read_bytes())) for one in targets)]
+    return {"files": files, "data": {"query": json.dumps(query)}}
+
+
+def body(image, targets=(), /, **query) -> dict:
+    """The same as JSON."""
+    return {"json": {"image": as_text(image), "target": [as_text(one) for one in targets], **query}}
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+QUESTIONS = [
+    ({}, AttentionSettings()),
+    ({"point": [20, 30.5], "similarity": "cosine"}, AttentionSettings(Point(20, 30.5), "cosine")),
+    ({"box": [8, 8, 40, 64], "max_side": 320}, AttentionSettings(Box(8, 8, 40, 64), max_side=320)),
+]
+
+
+@pytest.mark.parametrize("send", [form, body])
+@pytest.mark.parametrize(("query", "settings"), QUESTIONS)
+def test_json_has_all_values_of_the_library(client, encoder, image_files, send, query, settings):
+    [want] = encoder.attention_maps(settings, image_files[0])
+    response = client.post(PATH, **send(image_files[0], **query))
+    assert response.status_code == 200, response.text
+    [found] = response.json()["maps"]
+    np.testing.assert_allclose(found["values"], want.values, rtol=1e-4, atol=1e-5)
+    entry = {**want.describe(), "shape": list(want.values.shape)}
+    for name in ("kind", "shape", "size", "input_size", "first", "stride", "peak"):
+        assert found[name] == entry[name], name
+    assert found["limits"] == pytest.approx(want.limits, rel=1e-4)
+    assert "png" not in found
+
+
+def test_maps_come_as_an_array_or_an_image(client, encoder, image_files):
+    [want] = encoder.attention_maps(AttentionSettings(Point(20, 30)), image_files[0])
+    array = client.post(PATH, headers=NPY, **form(image_files[0], point=[20, 30]))
+    assert array.headers["X-Shape"] == "7,7"
+    np.testing.assert_allclose(np.load(io.BytesIO(array.content)), want.values, rtol=1e-4)
+    for opacity in (0, 0.3):
+        drawn = client.post(PATH, headers=PNG, **form(image_files[0], point=[20, 30], opacity=opacity))
+        assert drawn.headers["content-type"] == "image/png"
+        overlay = np.asarray(Image.open(io.BytesIO(drawn.content)), int)
+        assert np.abs(overlay - np.asarray(want.overlay(opacity), int)).max() <= 1
+    entry = client.post(PATH, **form(image_files[0], point=[20, 30], opacity=0.3, with_png=True)).json()["maps"][0]
+    assert base64.b64decode(entry["png"]) == drawn.content
+
+
+def test_maps_of_several_targets_share_a_scale(client, encoder, image_files, photos, tmp_path):
+    wide = tmp_path / "wide.png"
+    Image.open(image_files[2]).resize((96, 64)).save(wide)
+    question, query = AttentionSettings(Box(0, 0, 32, 32)), {"box": [0, 0, 32, 32]}
+    for send in (form, body):
+        targets = [image_files[1], wide]
+        want = encoder.attention_maps(question, image_files[0], targets)
+        found = client.post(PATH, **send(image_files[0], targets, **query)).json()["maps"]
+        assert [one["size"] for one in found] == [[64, 64], [96, 64]]
+        assert found[0]["limits"] == found[1]["limits"] == pytest.approx(want[0].limits, rel=1e-4)
+        for one, other in zip(found, want, strict=True):
+            np.testing.assert_allclose(one["values"], other.values, rtol=1e-4)
+    stacked = client.post(PATH, headers=NPY, **form(image_files[0], image_files[1:4], **query))
+    assert np.load(io.BytesIO(stacked.content)).shape == (3, 7, 7)
+    one = client.post(PATH, headers=NPY, **form(image_files[0], image_files[1:2], **query))
+    assert np.load(io.BytesIO(one.content)).shape == (1, 7, 7)
+    assert client.post(PATH, headers=PNG, **form(image_files[0], [wide], **query)).status_code == 200
+    several = client.post(PATH, headers=NPY, **form(image_files[0], [image_files[1], wide], **query))
+    is_problem(several, 422, "invalid_request")
+    drawn = client.post(PATH, headers=PNG, **form(image_files[0], image_files[1:3], **query))
+    is_problem(drawn, 422, "invalid_request")
+
+
+def test_the_encoder_is_the_named_one_or_that_of_the_collection(client, server, served_vit, image_files, encoder):
+    row = served_vit.attention_maps(AttentionSettings(head=1, threshold=0.6), image_files[0])[0]
+    answer = client.post(PATH, **form(image_files[0], model=VIT, head=1, threshold=0.6)).json()
+    assert answer["model"] == VIT
+    [found] = answer["maps"]
+    assert found["kind"] == "class_token"
+    np.testing.assert_allclose(found["values"], row.values, atol=1e-6)
+    assert (np.array(found["values"]) == 0).sum() > 0
+
+    assert client.put("/api/v1/collections/seen", json={"model": VIT}).status_code == 201
+    try:
+        by_collection = client.post(PATH, **form(image_files[0], collection="seen")).json()
+        assert (by_collection["model"], by_collection["maps"][0]["kind"]) == (VIT, "class_token")
+        default = client.get("/v1/models").json()["data"][0]["id"]
+        other = client.post(PATH, **form(image_files[0], collection="seen", model=default))
+        is_problem(other, 409, "fingerprint_mismatch")
+    finally:
+        client.delete("/api/v1/collections/seen")
+    is_problem(client.post(PATH, **form(image_files[0], collection="seen")), 404, "collection_not_found")
+    is_problem(client.post(PATH, **form(image_files[0], model="other")), 404, "unknown_model")
+
+
+@pytest.mark.parametrize(
+    ("image", "status", "code", "words"),
+    [
+        (png(Image.new("RGB", (64, 64)))[:50], 422, "undecodable_image", "broken"),
+        (b"garbage", 415, "unsupported_image", ""),
+        (b"", 415, "unsupported_image", ""),
+    ],
+)
+def test_unreadable_images_are_named_in_the_error(client, image_files, image, status, code, words):
+    alone = client.post(PATH, files=[("image", ("x", image))])
+    assert words in is_problem(alone, status, code)
+    good = ("image", ("x", image_files[0].read_bytes()))
+    target = ("target", ("y", image_files[1].read_bytes()))
+    among = client.post(PATH, files=[good, target, ("target", ("z", image))])
+    assert "number 1" in is_problem(among, status, code)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (1000, 200)])
+def test_tiny_and_narrow_images_have_maps(client, size):
+    answer = client.post(PATH, files=[("image", ("x", png(Image.new("RGB", size))))], headers={"Accept": "image/png"})
+    assert answer.status_code == 200
+    assert Image.open(io.BytesIO(answer.content)).size == size
+
+
+def test_the_pngs_of_a_json_response_are_limited(client, image_files, monkeypatch):
+    monkeypatch.setattr("serving.routes.attention.MAX_RENDERED_PIXELS", 2 * 64 * 64)
+    for targets, status in ((2, 200), (3, 413)):
+        response = client.post(PATH, **form(image_files[0], image_files[1 : 1 + targets], with_png=True))
+        assert response.status_code == status, response.text
+    is_problem(response, 413, "request_too_large")
+    assert client.post(PATH, **form(image_files[0], image_files[1:4])).status_code == 200
+
+
+def test_stages_are_timed_and_images_counted(client, image_files):
+    def mapped() -> float:
+        lines = client.get("/metrics").text.splitlines()
+        return sum(float(one.split()[-1]) for one in lines if 'outcome="mapped"' in one and "_total" in one)
+
+    before = mapped()
+    response = client.post(PATH, headers=PNG, **form(image_files[0], image_files[1:2]))
+    stages = [part.partition(";")[0] for part in response.headers["Server-Timing"].split(", ")]
+    assert stages == ["body", "decode", "queue", "forward", "map", "render", "total"]
+    assert mapped() == before + 2

@@ -1,0 +1,216 @@
+"""Images to vectors over REST: our own route, and those of OpenAI and of Hugging Face."""
+
+import base64
+import io
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+from rest_requests import as_text, is_problem, upload
+
+from nnclr_hub import model_info
+from nnclr_hub.hub.registry import default_model, list_models
+
+# ---- pOST /api/v1/embed: one result per image
+
+
+def test_embed_has_a_result_for_each_file(client, image_files, encoder):
+    files = [*upload(image_files[:2]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
+    response = client.post("/api/v1/embed", files=files)
+    assert response.status_code == 200
+    body = response.json()
+    assert (body["dim"], len(body["data"])) == (32, 3)
+    np.testing.assert_allclose(
+        [entry["embedding"] for entry in body["data"][:2]], encoder.embed(image_files[:2]), atol=1e-5
+    )
+    assert body["data"][2]["error"]["code"] == "unsupported_image"
+    assert body["data"][2]["name"] == "bad.jpg"
+
+
+def test_a_batch_of_garbage_does_not_affect_other_requests(client, image_files, encoder):
+    """Send 64 files of noise while another client keeps embedding a good image."""
+    rng = np.random.default_rng(0)
+    garbage = [("files", (f"{i}.jpg", rng.bytes(3000), "image/jpeg")) for i in range(64)]
+    want = encoder.embed(image_files[:1])[0]
+    good: list[float] = []
+    stop = threading.Event()
+
+    def ask():
+        with httpx.Client(base_url=str(client.base_url), timeout=120) as other:
+            while not stop.is_set():
+                response = other.post("/api/v1/embed", files=upload(image_files[:1]))
+                assert response.status_code == 200
+                good.append(float(np.abs(np.array(response.json()["data"][0]["embedding"]) - want).max()))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    for _ in range(5):
+        seen = len(good)
+        response = client.post("/api/v1/embed", files=garbage)
+        assert "64 of 64" in is_problem(response, 422, "undecodable_image")
+        assert len(response.json()["errors"]) == 64
+        while thread.is_alive() and len(good) == seen:  # the other client was answered
+            time.sleep(0.01)
+    stop.set()
+    thread.join()
+    assert good
+    assert max(good) < 1e-5
+    assert client.get("/readyz").status_code == 200
+
+
+def test_images_in_json_have_a_result_each(client, image_files, encoder):
+    images = [as_text(image_files[0]), "***", f"data:image/jpeg;base64,{as_text(image_files[1])}"]
+    body = client.post("/api/v1/embed", json={"images": images, "model": "default"}).json()
+    assert body["model"] == "resnet18"
+    assert body["data"][1]["error"]["code"] == "undecodable_image"
+    assert "images[1]" in body["data"][1]["error"]["detail"]
+    got = [body["data"][index]["embedding"] for index in (0, 2)]
+    np.testing.assert_allclose(got, encoder.embed(image_files[:2]), atol=1e-5)
+    is_problem(client.post("/api/v1/embed", json={"images": ["***"]}), 422, "undecodable_image")
+    is_problem(client.post("/api/v1/embed", json={"images": []}), 422, "invalid_request")
+    is_problem(client.post("/api/v1/embed", json={"images": images, "model": "other"}), 404, "unknown_model")
+    is_problem(client.post("/api/v1/embed", json={"images": ["YQ=="] * 129}), 413, "request_too_large")
+
+
+def test_common_variants_of_base64_are_accepted(client, image_files, encoder):
+    """Base64 in lines, in the URL-safe alphabet, without padding, and in a data URI in upper case."""
+    data = image_files[0].read_bytes()
+    forms = [
+        base64.encodebytes(data).decode(),
+        base64.urlsafe_b64encode(data).decode(),
+        base64.urlsafe_b64encode(data).decode().rstrip("="),
+        f"DATA:image/JPEG;BASE64,{as_text(image_files[0])}",
+    ]
+    body = client.post("/api/v1/embed", json={"images": forms}).json()
+    for one in body["data"]:
+        np.testing.assert_allclose(one["embedding"], encoder.embed(image_files[:1])[0], atol=1e-5)
+
+
+def test_a_body_may_be_one_image(client, image_files, encoder):
+    headers = {"Content-Type": "image/jpeg"}
+    body = client.post("/api/v1/embed", content=image_files[0].read_bytes(), headers=headers).json()
+    np.testing.assert_allclose(body["data"][0]["embedding"], encoder.embed(image_files[:1])[0], atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 1e-3)])
+def test_vectors_come_as_raw_numbers_and_in_half_precision(client, image_files, encoder, dtype, tolerance):
+    want, files = encoder.embed(image_files[:3]), upload(image_files[:3])
+    asked = {"params": {"dtype": dtype}, "files": files}
+    bare = client.post("/api/v1/embed", headers={"Accept": "application/octet-stream"}, **asked)
+    shape = tuple(map(int, bare.headers["X-Shape"].split(",")))
+    np.testing.assert_allclose(np.frombuffer(bare.content, dtype).reshape(shape), want, atol=tolerance)
+    npy = np.load(io.BytesIO(client.post("/api/v1/embed", headers={"Accept": "application/x-npy"}, **asked).content))
+    assert npy.dtype == dtype
+    np.testing.assert_allclose(npy, want, atol=tolerance)
+
+
+def test_vectors_in_json_have_the_digits_of_float32_or_are_base64(client, image_files):
+    files = upload(image_files[:1])
+    plain = client.post("/api/v1/embed", files=files)
+    numbers = plain.text.partition('"embedding":[')[2].partition("]")[0].split(",")
+    assert max(len(number.lstrip("-").replace(".", "").lstrip("0").partition("e")[0]) for number in numbers) <= 9
+    packed = client.post("/api/v1/embed", files=files, params={"encoding_format": "base64"}).json()["data"][0]
+    vector = np.frombuffer(base64.b64decode(packed["embedding"]), "<f4")
+    assert np.array_equal(vector, np.float32(plain.json()["data"][0]["embedding"]))
+
+
+# ---- /v1 with the official client, and its envelope of refusals
+
+
+@pytest.fixture
+def official(server):
+    with openai.OpenAI(api_key="none", base_url=f"{server.url}/v1", max_retries=0) as client:
+        yield client
+
+
+@pytest.mark.parametrize("name", ["default", "resnet18"])
+@pytest.mark.parametrize("extra", [{}, {"encoding_format": "float"}, {"dimensions": 32}])
+def test_the_official_client_gets_our_vectors(official, image_files, encoder, extra, name):
+    """Its default asks for base64 and decodes it."""
+    texts = [as_text(path) for path in image_files[:3]]
+    texts[1] = f"data:image/jpeg;base64,{texts[1]}"
+    answer = official.embeddings.create(model=name, input=texts, extra_body={"modality": "image"}, **extra)
+    np.testing.assert_allclose([entry.embedding for entry in answer.data], encoder.embed(image_files[:3]), atol=1e-5)
+    assert [entry.index for entry in answer.data] == [0, 1, 2]
+    assert answer.usage.total_tokens == 3
+    assert answer.model == "resnet18"
+
+
+def test_the_official_client_raises_its_own_errors(official, image_files):
+    good = as_text(image_files[0])
+    with pytest.raises(openai.NotFoundError) as unknown:
+        official.embeddings.create(model="other", input=good)
+    assert (unknown.value.code, unknown.value.param) == ("unknown_model", "model")
+    with pytest.raises(openai.BadRequestError) as broken:
+        official.embeddings.create(model="default", input=[good, base64.b64encode(b"garbage").decode()])
+    assert (broken.value.code, broken.value.param) == ("unsupported_image", "input[1]")
+    with pytest.raises(openai.NotFoundError):
+        official.models.retrieve("other")
+
+
+def test_models_are_listed_with_their_details(official, server, encoder):
+    listed = {card.id: card for card in official.models.list()}
+    assert list(listed) == ["resnet18", *list_models()]
+    ours = listed["resnet18"].model_dump()
+    assert (ours["dim"], ours["fingerprint"], ours["license"]) == (32, encoder.fingerprint, "apache-2.0")
+    assert ours["preprocessing"] == {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in encoder.transform.preprocessing.steps.items()
+    }
+    published = listed[default_model()].model_dump()
+    assert (published["loaded"], published["dim"]) == (False, model_info(default_model()).embed_dim)
+    assert official.models.retrieve("default").model_dump()["dim"] == 32
+
+
+def test_images_as_objects_like_those_of_jina_and_voyage(client, image_files, encoder):
+    objects = [{"image": as_text(path)} for path in image_files[:3]]
+    expected = encoder.embed(image_files[:3])
+    mixed = [objects[0], objects[1]["image"], objects[2]]
+    for given, rows in ((objects, expected), (mixed, expected), (objects[1], expected[1:2])):
+        answer = client.post("/v1/embeddings", json={"model": "default", "input": given}).json()
+        np.testing.assert_allclose([entry["embedding"] for entry in answer["data"]], rows, atol=1e-5)
+
+
+def test_a_list_larger_than_the_queue_is_answered_in_order(client, image_files, encoder):
+    """The server of these tests admits 100 images at once; another client sends single images at the same time."""
+    texts, expected = [as_text(path) for path in image_files], encoder.embed(image_files)
+    order = np.random.default_rng(0).integers(0, len(texts), 350)
+    body = {"model": "default", "input": [texts[i] for i in order], "encoding_format": "base64"}
+    with ThreadPoolExecutor(1) as threads:
+        large = threads.submit(client.post, "/v1/embeddings", json=body)
+        for _ in range(5):
+            single = client.post("/v1/embeddings", json={"model": "default", "input": texts[0]})
+            assert single.status_code in (200, 429)
+        answer = large.result()
+    assert answer.status_code == 200, answer.text
+    vectors = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in answer.json()["data"]]
+    np.testing.assert_allclose(vectors, expected[order], atol=1e-5)
+
+
+# ---- the client of Hugging Face on our server, and the routes that it uses
+
+
+@pytest.mark.parametrize("path", ["", "/embed"])
+def test_the_inference_client_of_hugging_face(server, image_files, encoder, path):
+    official = InferenceClient(f"{server.url}{path}")
+    for file, expected in zip(image_files[:2], encoder.embed(image_files[:2]), strict=True):
+        for options in ({}, {"normalize": True, "truncate": True}):
+            np.testing.assert_allclose(official.feature_extraction(as_text(file), **options)[0], expected, atol=1e-5)
+    with pytest.raises(HfHubHTTPError) as refused:
+        official.feature_extraction(as_text(image_files[0]), normalize=False)
+    assert refused.value.response.status_code == 422
+
+
+def test_the_routes_of_tei(client, image_files, encoder):
+    texts = [as_text(path) for path in image_files[:3]]
+    rows = client.post("/embed", json={"inputs": texts, "truncate": False}).json()
+    np.testing.assert_allclose(rows, encoder.embed(image_files[:3]), atol=1e-5)
+    info, health = client.get("/info").json(), client.get("/health")
+    assert (info["model_id"], info["model_sha"]) == ("resnet18", encoder.fingerprint)
+    assert (health.status_code, health.content) == (200, b"")

@@ -1,0 +1,246 @@
+"""Items over REST: add, list, get, edit and label them."""
+
+import json
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from rest_requests import as_text, is_problem, upload
+
+# ---- items over REST: add, list, get and delete
+
+
+def test_a_cursor_is_valid_for_its_own_listing_only(client, collection):
+    client.put(f"{collection}/items", json=[{"id": f"i{i}", "vector": [1.0] * 31 + [i]} for i in range(5)])
+    cursor = client.get(f"{collection}/items", params={"limit": 2}).json()["cursor"]
+    assert "i1" not in cursor
+    client.delete(f"{collection}/items/i1")
+    rest = client.get(f"{collection}/items", params={"cursor": cursor}).json()
+    assert ([item["id"] for item in rest["items"]], rest["cursor"]) == (["i2", "i3", "i4"], None)
+    where = json.dumps({"must": []})
+    foreign = [{"cursor": cursor, "where": where}, {"cursor": "i1"}, {"cursor": cursor[:-2] + "AA"}, {"cursor": "ä"}]
+    for params in foreign:
+        assert "cursor" in is_problem(client.get(f"{collection}/items", params=params), 422, "invalid_request")
+    client.put("/api/v1/collections/other", json={})
+    response = client.get("/api/v1/collections/other/items", params={"cursor": cursor})
+    is_problem(response, 422, "invalid_request")
+    client.delete("/api/v1/collections/other")
+
+
+def test_images_without_ids_get_a_hash_as_id(client, collection, image_files):
+    """The same image gets the same id again."""
+    for _ in range(2):
+        results = client.post(f"{collection}/items", files=upload(image_files[:2])).json()["results"]
+    assert [one["name"] for one in results] == ["00.jpg", "01.jpg"]
+    assert [one["id"] for one in results] == [sha256(p.read_bytes()).hexdigest()[:32] for p in image_files[:2]]
+    assert client.get(f"{collection}/count").json() == {"count": 2}
+    item = client.get(f"{collection}/items/{results[0]['id']}").json()
+    assert item["metadata"]["name"] == "00.jpg"
+    assert len(item["metadata"]["pixel_sha256"]) == 64
+
+
+def test_images_are_accepted_as_json(client, collection, image_files, encoder):
+    items = [
+        {"id": "a", "image": as_text(image_files[0]), "metadata": {"label": "x"}},
+        {"image": "***"},
+        {"image": as_text(image_files[1])},
+    ]
+    results = client.post(f"{collection}/items", json={"items": items}).json()["results"]
+    assert [("id" in one, "error" in one) for one in results] == [(True, False), (False, True), (True, False)]
+    item = client.get(f"{collection}/items/a").json()
+    assert item["metadata"]["label"] == "x"
+    np.testing.assert_allclose(item["vector"], encoder.embed(image_files[:1])[0], atol=1e-5)
+    is_problem(client.post(f"{collection}/items", json={"items": [{"image": "***"}]}), 422, "undecodable_image")
+
+
+def test_a_thumbnail_is_cached_by_its_etag(client, collection, image_files):
+    client.post(f"{collection}/items", files=upload(image_files[:1]), data={"items": '[{"id": "a"}]'})
+    first = client.get(f"{collection}/items/a/thumbnail")
+    again = client.get(f"{collection}/items/a/thumbnail", headers={"If-None-Match": first.headers["ETag"]})
+    assert (first.status_code, again.status_code, again.content) == (200, 304, b"")
+
+
+def test_notes_may_be_as_large_as_a_body(client, collection, image_files):
+    """Two megabytes of metadata fit in one part, as they do in JSON."""
+    notes = [{"id": f"p{i}", "metadata": {"text": chr(97 + i % 26) * 60_000}} for i in range(35)]
+    response = client.post(f"{collection}/items", files=upload(image_files[:35]), data={"items": json.dumps(notes)})
+    assert response.status_code == 200, response.text
+    for note in (notes[0], notes[-1]):
+        assert client.get(f"{collection}/items/{note['id']}").json()["metadata"]["text"] == note["metadata"]["text"]
+
+
+def test_the_original_is_the_source_or_the_thumbnail(client, server, collection, image_files, tmp_path_factory):
+    """A file below the server's source folders, as it is; whatever was uploaded has its thumbnail alone."""
+    [folder] = server.app.state.settings.source_folders
+    (folder / "sources").mkdir()
+    (folder / "sources" / "a.jpg").write_bytes(image_files[0].read_bytes())
+    server.bench.index_folder("photos", folder / "sources")
+    [item] = server.bench.collection("photos").scroll().items
+    answer = client.get(f"{collection}/items/{item.id}/original")
+    assert (answer.status_code, answer.headers["X-Image"]) == (200, "source")
+    assert answer.content == image_files[0].read_bytes()
+    assert answer.headers["content-type"] == "image/jpeg"
+    client.post(f"{collection}/items", files={"files": image_files[1].read_bytes()}, data={"items": '[{"id": "b"}]'})
+    uploaded = client.get(f"{collection}/items/b/original")
+    assert uploaded.headers["X-Image"] == "thumbnail"
+    assert uploaded.content == client.get(f"{collection}/items/b/thumbnail").content
+    assert client.get(f"{collection}/items/none/original").status_code == 404
+
+
+# ---- many items at once over REST: get, delete, edits of metadata, facets and indexed keys
+
+
+@pytest.fixture
+def filled(client, collection):
+    """Twenty items; returns the metadata of all by id."""
+    items = [
+        {
+            "id": f"i{i:02}",
+            "vector": [1.0] * 31 + [i],
+            "metadata": {"n": i, "tags": ["odd"] * (i % 2), "a": {"b": i % 3}},
+        }
+        for i in range(20)
+    ]
+    client.put(f"{collection}/items", json=items)
+    return {item["id"]: item["metadata"] for item in items}
+
+
+def listed(client, collection):
+    return {one["id"]: one["metadata"] for one in client.get(f"{collection}/items").json()["items"]}
+
+
+def test_a_conditional_edit_changes_all_of_its_items_or_none(client, collection, filled):
+    path = f"{collection}/items"
+    each = {"i00": {"n": "new"}, "i01": {"a": {"b": None, "c": [1]}}, "none": {"n": 1}}
+    seen = {"i00": {"n": 0, "label": None}, "i01": {"a": {"b": 1}, "tags": ["odd"]}, "none": {"n": 5}}
+    conflicts = {
+        "i00": [{"n": 1}, {"n": None}, {"label": "cat"}, {"n": False}, {"n": {"b": None}}],
+        "i01": [{"tags": ["even"]}, {"tags": []}, {"tags": [True]}, {"a": {"b": 2}}, {"a": 1}],
+    }
+    for id, wrong in conflicts.items():
+        for values in wrong:
+            answer = client.patch(path, json={"each": each, "expected": seen | {id: values}})
+            is_problem(answer, 409, "metadata_conflict")
+            assert answer.json()["errors"] == [{"id": id, "metadata": {key: filled[id].get(key) for key in values}}]
+    assert listed(client, collection) == filled
+    assert client.patch(path, json={"each": each, "expected": seen}).json() == {"updated": 2}
+    changed = {"i00": {**filled["i00"], "n": "new"}, "i01": {**filled["i01"], "a": {"c": [1]}}}
+    assert listed(client, collection) == {**filled, **changed}
+    assert client.patch(path, json={"each": {"i00": {"n": 0}}}).json() == {"updated": 1}  # without a condition
+
+
+def test_a_write_by_a_filter_is_limited(client, collection, filled, monkeypatch):
+    monkeypatch.setattr("serving.routes.items.MAX_WRITTEN", 19)
+    for response in (
+        client.patch(f"{collection}/items", json={"metadata": {"x": 1}, "where": {}}),
+        client.post(f"{collection}/delete", json={"where": {}}),
+    ):
+        is_problem(response, 413, "request_too_large")
+    assert listed(client, collection) == filled
+
+
+# ---- labels of a table over REST
+
+
+HEADERS = {"Content-Type": "text/csv"}
+NAMES = ["a/Küche.png", "a/2.png", "b/2.png", "b/3.png"]
+
+
+@pytest.fixture
+def labeled(client, collection):
+    """Four items; the third has a label, a number, under a nested key, and the fourth under a key with a dot."""
+    extra = [{}, {"cam": {"lens": 1}}, {"cam": {"model": 3}}, {"cam.model": 7}]
+    rows = [{"path": name, "root": f"/data/{name[0]}x", **more} for name, more in zip(NAMES, extra, strict=True)]
+    client.put(
+        f"{collection}/items",
+        json=[{"id": f"i{n}", "vector": [1.0] * 31 + [n], "metadata": row} for n, row in enumerate(rows)],
+    )
+    return dict(zip(("i0", "i1", "i2", "i3"), rows, strict=True))
+
+
+def held(client, collection):
+    return {one["id"]: one["metadata"] for one in client.get(f"{collection}/items").json()["items"]}
+
+
+def send(client, collection, text, encoding="utf-8", **query):
+    return client.post(f"{collection}/labels", content=text.encode(encoding), params=query, headers=HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "query", "labels"),
+    [
+        ("id,label\ni0,cat\ni3,\ni9,dog\n", "utf-8-sig", {}, {"i0": "cat"}),
+        ("path;label\na\\Ku\u0308che.png;cat\nx.png;dog\nb/3.png;\n", "utf-16", {}, {"i0": "cat"}),
+        ("Datei\tArt\na/Küche.png\tcat\nb/3.png\t\nx\t\n", "cp1252", {"path_column": "Datei", "label_column": "Art"},
+         {"i0": "cat"}),
+        ("path,labels\nax/a/Küche.png,cat; dog\n/data/bx\\b\\3.png,\nx.png,\n", "utf-8", {},
+         {"i0": ["cat", "dog"]}),
+    ],
+)  # fmt: skip
+def test_a_table_labels_items(client, collection, labeled, text, encoding, query, labels):
+    before = held(client, collection)
+    found = send(client, collection, text, encoding, dry_run=True, **query).json()
+    counts = {"matched": 2, "unmatched_rows": 1, "unmatched_items": 2}
+    values = {id: {"label": label} for id, label in labels.items()}
+    first = {"first_unmatched": found["first_unmatched"], "other_columns": []}
+    assert found == counts | {"values": values, "updated": 0} | first
+    assert len(found["first_unmatched"]) == 1
+    assert held(client, collection) == before
+    assert send(client, collection, text, encoding, **query).json() == found | {"updated": len(labels)}
+    after = held(client, collection)
+    assert {id: one["label"] for id, one in after.items() if "label" in one} == labels
+    assert {id: {key: one[key] for key in one if key != "label"} for id, one in after.items()} == before
+
+
+def test_other_columns_are_named_and_read_when_they_are_chosen(client, collection, labeled):
+    text = "id,label,split,cam.model\ni0,cat,train,X\ni3,dog,test,\n"
+    found = send(client, collection, text).json()
+    assert found["other_columns"] == ["split", "cam.model"]
+    found = send(client, collection, text, columns=json.dumps(["split", "k=cam.model"])).json()
+    assert found["values"] == {"i0": {"split": "train", "k": "X"}, "i3": {"split": "test"}}
+    assert found["other_columns"] == ["label"]
+    after = held(client, collection)
+    assert [after[id].get("split") for id in ("i0", "i3")] == ["train", "test"]
+    for wrong in ('["nowhere"]', "split", "[1]"):
+        assert send(client, collection, text, columns=wrong).status_code == 422
+
+
+def test_a_label_keeps_its_type_and_goes_where_filters_read_it(client, collection, labeled):
+    text = "id,label\ni0,3\ni1,4.5\ni2,x\ni3,07\n"
+    assert send(client, collection, text, key="cam.model").json()["updated"] == 4
+    after = held(client, collection)
+    assert [after[id].get("cam") for id in after] == [{"model": 3}, {"lens": 1, "model": 4.5}, {"model": "x"}, None]
+    assert after["i3"]["cam.model"] == 7
+    each = {"i2": {"cam.model": 1}, "i3": {"cam.model": 1}}
+    seen = {"i2": {"cam.model": "x"}, "i3": {"cam.model": 8}}
+    body = {"each": each, "expected": seen, "by_path": True}
+    is_problem(client.patch(f"{collection}/items", json=body), 409, "metadata_conflict")
+    body["expected"]["i3"] = {"cam.model": 7}
+    assert client.patch(f"{collection}/items", json=body).json() == {"updated": 2}
+    after = held(client, collection)
+    assert (after["i2"]["cam"], after["i3"]["cam.model"], "cam" in after["i3"]) == ({"model": 1}, 1, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("id,label\ni0,cat\ni0,dog\n", {}),
+        ("path,label\na/2.png,cat\nax/a/2.png,dog\n", {}),  # the same item by two paths
+        ("id,label\ni1,cat\n", {"key": "cam"}),  # an object
+        ("id,label\ni0,cat\n", {"key": "path.x"}),  # below a text
+        ("id,label\ni9,cat\n", {}),
+        ("id,label\n", {}),
+        ("file,label\ni0,cat\n", {}),
+        ("id,label\ni0,cat\n", {"label_column": "Art"}),
+        ('id,label\ni0,"cat\n', {}),
+        ("path,label\n/data/ax/a/2.png,cat\ndata/ax/a/2.png,dog\n", {"path_column": "label"}),
+        ("path,label\ndata/ax/a/2.png,dog\n", {}),  # guesses of the folder on the server get no answer
+        ("id,label\ni0,cat\n", {"key": "root"}),
+    ],
+)
+def test_a_wrong_table_changes_nothing(client, collection, labeled, text, query):
+    before = held(client, collection)
+    answer = send(client, collection, text, **query)
+    assert answer.status_code == 422, answer.text
+    assert held(client, collection) == before
+    assert client.post(f"{collection}/labels", content=text.encode()).status_code == 415

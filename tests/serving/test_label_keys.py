@@ -1,0 +1,41 @@
+"""The labels of the keys 1 to 9, which everybody who labels a collection shares."""
+
+import pytest
+
+
+def test_everybody_sees_the_same_labels_of_the_keys(client, collection):
+    place = f"{collection}/label-keys"
+    assert client.get(place).json() == {"field": "label", "labels": []}
+    kinds = {"field": "kind", "labels": ["cat", None, 3, True, 0.5]}
+    assert client.put(place, json={"labels": ["cat"]}).json() == {"field": "label", "labels": ["cat"]}
+    assert client.put(place, json=kinds).json() == kinds
+    found = client.get(place).json()
+    assert (found, list(map(type, found["labels"]))) == (kinds, [str, type(None), int, bool, float])
+    assert client.get(place, params={"field": "label"}).json()["labels"] == ["cat"]
+    late = client.put(place, json=kinds | {"labels": ["dog"], "expected": ["cat", None, 3, 1, 0.5]})  # true is not 1
+    assert (late.status_code, late.json()["code"]) == (409, "metadata_conflict")
+    assert client.get(place).json() == kinds
+    assert client.put(place, json=kinds | {"labels": ["dog"], "expected": kinds["labels"]}).status_code == 200
+    assert client.patch(collection, json={"name": "renamed"}).status_code == 200
+    assert client.get("/api/v1/collections/renamed/label-keys").json() == {"field": "kind", "labels": ["dog"]}
+    client.patch("/api/v1/collections/renamed", json={"name": "photos"})
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"labels": ["x"] * 10}, 422),
+        ({"labels": [["x"]]}, 422),
+        ({"labels": ["x" * 1001]}, 422),
+        ({"labels": ["x", "x"]}, 422),
+        ({"labels": [], "field": 'a"b'}, 422),
+        ({"labels": [], "field": ""}, 422),
+        ({}, 422),
+    ],
+)
+def test_labels_of_keys_that_are_not_valid_are_refused(client, collection, body, status):
+    place = f"{collection}/label-keys"
+    answer = client.put(place, json=body)
+    assert answer.status_code == status, answer.text
+    assert client.get(place).json()["labels"] == []
+    assert client.put("/api/v1/collections/nowhere/label-keys", json={"labels": []}).status_code == 404

@@ -1,0 +1,185 @@
+"""Probes over REST: fitted in the background, described, used, exported, deleted."""
+
+import base64
+import io
+import json
+import zipfile
+
+import numpy as np
+import pytest
+from rest_requests import ended
+from safetensors import safe_open
+
+from nnclr_hub.probe.linear import fit_linear_probe
+from nnclr_hub.probe.linear_probe import LinearProbe
+
+# ---- probes over REST: fitted in the background, described, used, exported, deleted
+
+
+PROBES = "/api/v1/probes"
+
+
+def test_a_fitted_probe_equals_that_of_the_library(server, client, pets):
+    items = [item for item in server.bench.collection("album").scroll(limit=1000).items if "label" in item.metadata]
+    assert len(items) == 60
+    expected = fit_linear_probe(np.stack([item.vector for item in items]), [item.metadata["label"] for item in items])
+    archive = zipfile.ZipFile(io.BytesIO(client.get(f"{PROBES}/pets/export").content))
+    assert sorted(archive.namelist()) == ["card.json", "probe.json", "probe.safetensors"]
+    found = LinearProbe.from_files(archive.read("probe.safetensors"), archive.read("probe.json"), "pets")
+    assert found.classes == expected.classes == ("astronaut", "cat", "coffee")
+    assert found.l2 == expected.l2
+    np.testing.assert_allclose(found.weight, expected.weight, atol=1e-5)
+    np.testing.assert_allclose(found.bias, expected.bias, atol=1e-5)
+    assert found.fingerprint == server.engines.get().fingerprint
+
+
+def test_an_exported_probe_is_read_from_a_folder(client, pets, tmp_path):
+    zipfile.ZipFile(io.BytesIO(client.get(f"{PROBES}/pets/export").content)).extractall(tmp_path)
+    assert LinearProbe.load(tmp_path).classes == ("astronaut", "cat", "coffee")
+    alone = client.get(f"{PROBES}/pets/export?format=safetensors")
+    assert alone.headers["content-disposition"] == 'attachment; filename="pets.safetensors"'
+    (tmp_path / "alone.safetensors").write_bytes(alone.content)
+    with safe_open(tmp_path / "alone.safetensors", "np") as file:
+        body = json.loads(file.metadata()["probe"])
+        np.testing.assert_array_equal(file.get_tensor("weight"), LinearProbe.load(tmp_path).weight)
+    assert body["scores"] == client.get(f"{PROBES}/pets").json()["scores"]
+    assert body["classes"] == ["astronaut", "cat", "coffee"]
+    for kind in ("zip", "safetensors"):  # the same bytes every time
+        answers = [client.get(f"{PROBES}/pets/export?format={kind}").content for _ in range(3)]
+        assert len(set(answers)) == 1
+
+
+def test_the_job_and_the_probe_have_held_out_scores(client, pets):
+    body = client.get(f"{PROBES}/pets").json()
+    assert client.get(PROBES).json() == {"probes": [body]}
+    assert body["rows"] == 60
+    assert body["left_out"] == {"no label": 2}
+    assert body["held_out"] == 12
+    assert [(one["label"], one["rows"], one["held_out"]) for one in body["per_class"]] == [
+        ("astronaut", 20, 4),
+        ("cat", 20, 4),
+        ("coffee", 20, 4),
+    ]
+    right = sum(one["score"] * one["held_out"] for one in body["per_class"])
+    assert body["scores"]["top1"] == pytest.approx(right / 12)
+    assert body["scores"]["top1"] > 0.6
+    for name in ("rows", "left_out", "held_out", "scores", "per_class", "none"):
+        assert pets["result"][name] == body[name]
+    assert pets["done"] == pets["total"] > 0
+    assert pets["created"] <= pets["started"] <= pets["ended"]
+
+
+def test_items_vectors_and_images_get_the_same_labels(server, client, pets, image_files):
+    path = image_files[25]
+    data = path.read_bytes()
+    id = f"{path.parent.name}-{path.stem}"
+    vector = server.bench.collection("album").get([id])[0].vector
+    probe = server.bench.predict("pets", vectors=vector[None] * 3, k=3)[0]
+    assert not isinstance(probe, Exception)
+    by_id = client.post(f"{PROBES}/pets/predict", json={"collection": "album", "ids": [id], "top": 3}).json()
+    assert by_id["probe"] == "pets"
+    assert by_id["results"][0]["id"] == id
+    assert by_id["results"][0]["label"] == probe.label
+    # three rows at once differ from one alone in float32's last places
+    body = [(one["label"], pytest.approx(one["probability"], abs=1e-5)) for one in by_id["results"][0]["top"]]
+    assert body == list(probe.top)
+    assert sum(one["probability"] for one in by_id["results"][0]["top"]) == pytest.approx(1)
+    encoded = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    for body in ({"vectors": [vector.tolist()]}, {"vectors": [encoded]}, {"images": [base64.b64encode(data).decode()]}):
+        (result,) = client.post(f"{PROBES}/pets/predict", json={**body, "top": 3}).json()["results"]
+        assert result["label"] == probe.label
+        np.testing.assert_allclose(
+            [one["probability"] for one in result["top"]], [value for _, value in probe.top], atol=1e-4
+        )
+    (result,) = client.post(f"{PROBES}/pets/predict", files=[("files", ("a.jpg", data))]).json()["results"]
+    assert (result["name"], result["label"]) == ("a.jpg", probe.label)
+
+
+def test_one_failed_prediction_does_not_affect_the_others(client, pets, image_files):
+    files = [("files", ("broken.jpg", b"no image")), ("files", ("good.jpg", image_files[0].read_bytes()))]
+    answer = client.post(f"{PROBES}/pets/predict", files=files, data={"top": "1"})
+    assert answer.status_code == 200, answer.text
+    broken, good = answer.json()["results"]
+    assert broken["error"]["code"] in ("undecodable_image", "unsupported_image")
+    assert "label" not in broken
+    assert len(good["top"]) == 1
+    body = {"collection": "album", "ids": ["nobody", "cat-03"]}
+    missing, there = client.post(f"{PROBES}/pets/predict", json=body).json()["results"]
+    assert missing["error"]["code"] == "item_not_found"
+    assert there["label"]
+    answer = client.post(f"{PROBES}/pets/predict", files=files[:1])
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["errors"][0]["index"] == 0
+
+
+def test_vectors_of_another_encoder_are_refused(client, pets):
+    dim = client.get(f"{PROBES}/pets").json()["dim"]
+    answer = client.post(f"{PROBES}/pets/predict", json={"vectors": [[1.0] * dim], "fingerprint": "another"})
+    assert (answer.status_code, answer.json()["code"]) == (409, "fingerprint_mismatch")
+    answer = client.post(f"{PROBES}/pets/predict", json={"vectors": [[1.0] * (dim + 1)]})
+    assert answer.status_code == 422
+
+
+# ---- fitting probes over REST: of a collection, of images that come with the request, of vectors
+
+
+def test_an_existing_probe_is_replaced_only_if_requested(client, pets, photos_in):
+    body = {"name": "pets", "collection": photos_in, "field": "label"}
+    answer = client.post(PROBES, json=body)
+    assert (answer.status_code, answer.json()["code"]) == (409, "probe_exists")
+    before = client.get(f"{PROBES}/pets").json()
+    job = ended(client, client.post(PROBES, json={**body, "replace": True, "l2": before["l2"]}))
+    assert job["state"] == "done"
+    after = client.get(f"{PROBES}/pets").json()
+    assert after["created"] > before["created"]
+
+
+def test_two_fits_of_one_name_at_once_keep_the_first(client, photos_in):
+    body = {"name": "twice", "collection": photos_in, "field": "label"}
+    answers = [client.post(PROBES, json={**body, "l2": l2}) for l2 in (1.0, 2.0)]
+    if answers[1].status_code == 409:  # the first was quick
+        answers.pop()
+    states = [ended(client, answer) for answer in answers]
+    assert states[0]["state"] == "done"
+    for late in states[1:]:
+        assert (late["state"], late["error"]["code"], late["error"]["status"]) == ("failed", "probe_exists", 409)
+    assert client.delete(f"{PROBES}/twice").status_code == 204
+
+
+def test_an_unknown_field_is_refused_with_the_existing_ones(client, photos_in):
+    answer = client.post(PROBES, json={"name": "x", "collection": photos_in, "field": "lable"})
+    assert answer.status_code == 422
+    assert "label" in answer.json()["detail"]
+    assert "pixel_sha256" in answer.json()["detail"]
+    only = {"must": [{"key": "label", "match": "cat"}]}
+    job = ended(
+        client, client.post(PROBES, json={"name": "x", "collection": photos_in, "field": "label", "where": only})
+    )
+    assert job["state"] == "failed"
+    assert "cat" in job["error"]["detail"]
+    job = ended(client, client.post(PROBES, json={"name": "x", "collection": photos_in, "field": "n"}))
+    assert job["error"]["code"] == "invalid_request"
+    assert client.get(f"{PROBES}/x").status_code == 404
+
+
+def test_a_probe_of_vectors_with_several_labels_each(client):
+    rng = np.random.default_rng(0)
+    truth = rng.random((80, 3)) < 0.4
+    vectors = truth @ np.eye(3, 6) * 4 + rng.normal(0, 0.3, (80, 6)) + 0.5
+    names = ["red", "round", "small"]
+    items = [
+        {"vector": [float(x) for x in vector], "label": [name for name, there in zip(names, row, strict=True) if there]}
+        for vector, row in zip(vectors, truth, strict=True)
+    ]
+    job = ended(client, client.post(PROBES, json={"name": "traits", "items": items}))
+    assert job["state"] == "done", job
+    probe = client.get(f"{PROBES}/traits").json()
+    assert (probe["several"], probe["classes"], probe["model"]) == (True, names, "")
+    assert probe["scores"]["map11"] > 0.8
+    assert [one["rows"] for one in probe["per_class"]] == truth.sum(axis=0).tolist()
+    answer = client.post(f"{PROBES}/traits/predict", json={"vectors": [one["vector"] for one in items]}).json()
+    found = [set(entry["labels"]) for entry in answer["results"]]
+    right = sum(one == set(item["label"]) for one, item in zip(found, items, strict=True))
+    assert right > 70
+    client.delete(f"{PROBES}/traits")

@@ -1,0 +1,361 @@
+"""One table of refused requests: the status, the stable code, and that nothing has changed."""
+
+from typing import Any
+
+import httpx
+import pytest
+from rest_requests import as_text, is_problem
+
+from nnclr_hub import load_encoder
+
+VIT = "random:test_vit"
+V32, ROOT = [1.0] * 32, {"must": [{"key": "root", "exists": True}]}
+JPEG, TEXT = {"files": ("a.jpg", b"x")}, {"Content-Type": "text/plain"}
+INVALID, TOO_LARGE, WRONG_TYPE = (422, "invalid_request"), (413, "request_too_large"), (415, "unsupported_media_type")
+HUGE = 10**400
+TWICE = [{"id": "x", "vector": V32}] * 2
+LINES = {"Content-Type": "application/x-ndjson"}
+
+
+def sent(**options: Any) -> dict[str, Any]:
+    """Return a request that is not JSON: options of httpx. IMAGE is replaced by an image."""
+    return {"__sent__": options}
+
+
+def ask(image: Any = "IMAGE", **query: Any) -> dict[str, Any]:
+    return {"image": image, **query}
+
+
+# request -> its refused bodies, each alone (then 422 invalid_request) or with status and code
+TABLE: dict[str, list[Any]] = {
+    "POST c/photos/search": [
+        {},
+        {"id": "a", "vector": [1.0]},
+        {"vector": [1.0, 2.0]},
+        {"vector": [0.0] * 32},
+        {"vector": [1e39] * 32},
+        {"vector": V32, "k": 0},
+        {"vector": V32, "k": 10**9},
+        {"vector": V32, "box": [0, 0, 1, 1]},
+        {"vector": V32, "unknown": 1},
+        {"vector": V32, "effort": 0},
+        {"vector": V32, "effort": 10**9},
+        {"vector": V32, "effort": "much"},
+        {"vector": V32, "with_percentile": "much"},
+        {"vector": V32, "where": ROOT},
+        {"vector": V32, "group_by": "root"},
+        {"positive": []},
+        {"positive": [{}]},
+        {"positive": [{"id": "a", "vector": [1.0]}]},
+        {"positive": [{"id": "a", "k": 3}]},
+        {"id": "a", "positive": [{"id": "a"}]},
+        {"negative": [{"id": "a"}]},
+        {"positive": [{"id": "a"}], "box": [0, 0, 1, 1]},
+        {"positive": [{"id": "a"}, {"id": "b"}], "group_by": "label"},
+        ({"id": "a", "group_by": 'a"b'}, 422, "invalid_filter"),
+        ask(box=[70, 0, 90, 20]),
+        ask(box=[5, 5, 5, 9]),
+        ask(box=[9, 9, 3, 3]),
+        ({"vector": V32, "where": {"most": []}}, 422, "invalid_filter"),
+        ({"id": "nobody"}, 404, "item_not_found"),
+        (ask("YQ=="), 415, "unsupported_image"),
+        (sent(content=b'{"k":', headers={"Content-Type": "application/json"}), 400, "malformed"),
+        (sent(files={"other": ("a.jpg", b"x")}), *INVALID),
+    ],
+    "POST c/none/search": [({"id": "a"}, 404, "collection_not_found")],
+    "POST c/photos/search/batch": [
+        ({"queries": [{"id": "a"}] * 65}, *TOO_LARGE),
+        ({"queries": [{"positive": [{"image": "YQ=="}] * 65}] * 2}, *TOO_LARGE),
+        {"queries": []},
+    ],
+    "POST /api/v1/embed": [
+        (sent(), *WRONG_TYPE),
+        (sent(content=b"x", headers=TEXT), *WRONG_TYPE),
+        (sent(files={"other": ("a.jpg", b"x")}), *INVALID),
+        (sent(files=JPEG, data={"itmes": "[]"}), *INVALID),
+        (sent(files=[("files", ("a.jpg", b"x"))] * 129), *TOO_LARGE),
+        (sent(files={"files": ("big.jpg", bytes(21_000_000))}), *TOO_LARGE),
+        (
+            sent(files={"files": ("a.jpg", b"garbage")}, headers={"Accept": "application/x-npy"}),
+            422,
+            "undecodable_image",
+        ),
+        ({"images": ["***"]}, 422, "undecodable_image"),
+        {"images": []},
+        ({"images": ["YQ=="], "model": "other"}, 404, "unknown_model"),
+        ({"images": ["YQ=="] * 129}, *TOO_LARGE),
+    ],
+    "POST /embed": [
+        ({"inputs": ["IMAGE", "Z2FyYmFnZQ=="]}, 415, "unsupported_image"),
+        {"inputs": "IMAGE", "normalize": False},
+    ],
+    "POST /api/v1/attention": [
+        *(ask(**query) for query in ({"box": [0, 0, 65, 64]}, {"box": [8, 8, 8, 20]}, {"point": [64, 3]})),
+        *(ask(**query) for query in ({"point": [1, 2], "box": [0, 0, 9, 9]}, {"head": 0}, {"threshold": 0.5})),
+        *(ask(model=VIT, **query) for query in ({"head": 3}, {"head": -1}, {"threshold": 0})),
+        ask(model=VIT, threshold=0.5, point=[1, 2]),
+        *(ask(**query) for query in ({"max_side": 1025}, {"max_side": 10}, {"opacity": 1.5}, {"similarity": "l2"})),
+        *(ask(**query) for query in ({"point": [1]}, {"pint": [1, 2]}, {"target": ["IMAGE"] * 7})),
+        {"target": []},
+        ask("***"),
+        (ask("YQ=="), 415, "unsupported_image"),
+        (ask(model="other"), 404, "unknown_model"),
+        (ask(collection="none"), 404, "collection_not_found"),
+        (sent(files=[("target", ("x", b"y"))]), *INVALID),
+        (sent(files=[("image", ("x", b"y"))] * 2), *TOO_LARGE),
+        (sent(content=b"x", headers={"Content-Type": "image/png"}), *WRONG_TYPE),
+    ],
+    "POST c/photos/items": [
+        (sent(files=JPEG, data={"itmes": "[]"}), *INVALID),
+        (sent(files=JPEG, data={"items": "["}), 400, "malformed"),
+        (sent(files=JPEG, data={"items": "[{}, {}]"}), *INVALID),
+        (sent(files=[("files", ("a.jpg", "IMAGE"))] * 2, data={"items": '[{"id": "same"}, {"id": "same"}]'}), *INVALID),
+        ({"items": [{"image": "***"}]}, 422, "undecodable_image"),
+    ],
+    "PUT c/photos/items": [
+        (sent(content=b"[{", headers={"Content-Type": "application/json"}), 400, "malformed"),
+        (sent(content=b"x", headers=TEXT), *WRONG_TYPE),
+        [{"id": "a/b", "vector": V32}],
+        [{"id": "x", "vector": V32, "metadata": {"n": HUGE}}],
+        [{"id": "x", "vector": V32, "metadata": {"n": 2**70}}],
+        TWICE,
+    ],
+    f"PUT c/photos/items?fingerprint={'f' * 32}": [([{"id": "x", "vector": V32}], 409, "fingerprint_mismatch")],
+    "GET c/photos/items?where={": [(None, 422, "invalid_filter")],
+    "GET c/photos/items?limit=0": [None],
+    "GET c/photos/items?cursor=x": [None],
+    "GET c/photos/items?limit=1&limit=2": [None],
+    "GET c/photos/items/none": [(None, 404, "item_not_found")],
+    "DELETE c/photos/items/none": [(None, 404, "item_not_found")],
+    "GET c/photos/items/none/original": [(None, 404, "item_not_found")],
+    "GET c/photos/count?where=[]": [(None, 422, "invalid_filter")],
+    "GET c/nothing/count": [(None, 404, "collection_not_found")],
+    "PATCH c/photos/items": [
+        {"metadata": {"x": 1}},
+        {"metadata": {"x": 1}, "ids": ["a"], "where": {}},
+        {"metadata": {"x": "y" * 65_536}, "ids": ["a"]},
+        {"metadata": {"x": 1}, "where": {"must": [{"should": [{"key": "root", "exists": True}]}]}},
+        {"metadata": {"n": HUGE}, "where": {}},
+        {"metadata": {"n": {"m": [HUGE]}}, "ids": ["a"]},
+        *({"each": {"a": {"n": 1}}, **more} for more in ({"ids": ["a"]}, {"metadata": {}}, {"replace": True})),
+        {"each": {"a": {"n": 1}}, "expected": {"b": {}}},
+        {"ids": ["a"], "metadata": {"n": 1}, "expected": {"a": {}}},
+    ],
+    "POST c/photos/delete": [
+        {},
+        ({"where": {"must": [1]}}, 422, "invalid_filter"),
+        ({"where": {"must": [{"key": "n", "match": HUGE}]}}, 422, "invalid_filter"),
+    ],
+    "POST c/photos/lookup": [{"ids": ["a"] * 1001}],
+    "POST c/photos/facets": [{"keys": ["root"]}, {"keys": []}],
+    "POST c/photos/labels": [(sent(content=b"id,label\na,cat\n"), *WRONG_TYPE)],
+    "PUT c/plain": [({"dim": 5}, 409, "collection_exists")],
+    "PUT c/l2": [{"dim": 4, "metric": "l2", "vectors": "center"}],
+    "PUT c/odd": [{"model": "default?channels=0,1"}],
+    **{f"PUT c/{name}": [{"dim": 4}] for name in ("a%CC%88", "a%00", "a%20%20b", "%20a")},
+    "GET c/none": [(None, 404, "collection_not_found")],
+    "PUT /api/v1/aliases/photos": [({"collection": "photos"}, 409, "collection_exists")],
+    "PUT /api/v1/aliases/x": [({"collection": "nothing"}, 404, "collection_not_found")],
+    "PUT /api/v1/aliases/a  b": [{"collection": "photos"}],
+    "DELETE /api/v1/aliases/nothing": [(None, 404, "collection_not_found")],
+    "POST c/plain/duplicates": [
+        *({"threshold": threshold} for threshold in ("low", 5, -1.01)),
+        *({"exact": True}, {"limit": 0}, {"more": 1}, {"threshold": 0.9, "where": ROOT}),
+        ({"threshold": 0.9, "where": {"x": 1}}, 422, "invalid_filter"),
+    ],
+    "POST c/none/duplicates": [({}, 404, "collection_not_found")],
+    "POST c/none/reembed": [({"model": "default"}, 404, "collection_not_found")],
+    "DELETE c/none/reembed": [(None, 404, "collection_not_found")],
+    "POST c/photos/index": [
+        *({"folder": folder} for folder in ("../secret", "/etc", "2023", "a\0b", "a" * 300)),
+        {"source": "secret"},
+    ],
+    "POST c/nowhere/index": [({}, 404, "collection_not_found")],
+    "POST c/plain/index": [{}],
+    "POST c/plain/imports": [
+        (sent(content=b"", headers=TEXT), *WRONG_TYPE),
+        (sent(content=b"", headers={**LINES, "Idempotency-Key": "ä".encode()}), *INVALID),
+        (sent(content=b"", headers={**LINES, "Upload-Offset": "-1"}), *INVALID),
+        # before the file is sent: these vectors are not from the server's encoder
+        (sent(content=b"", headers={"Content-Type": "application/zip"}), *INVALID),
+    ],
+    "POST c/none/imports": [(sent(content=b"", headers=LINES), 404, "collection_not_found")],
+    "POST /api/v1/jobs": [
+        ({"kind": "verify", "collection": "none"}, 404, "collection_not_found"),
+        {"kind": "probe_fit", "collection": "photos"},
+    ],
+    **{f"{method} /api/v1/jobs/0": [(None, 404, "job_not_found")] for method in ("GET", "DELETE")},
+    "GET /api/v1/jobs/0/events": [(None, 404, "job_not_found")],
+    **{f"GET /api/v1/jobs?{query}": [None] for query in ("limit=0", "cursor=x", "state=maybe", "kind=other")},
+    "POST /api/v1/store/backups?keep=0": [None],
+    "POST /api/v1/probes": [
+        {"name": "x"},
+        *({"name": "x", "collection": "photos", **more} for more in ({}, {"field": "lable"}, {"field": "root"})),
+        *({"name": "x", "collection": "photos", "field": "label", **more} for more in ({"l2": -1}, {"threshold": 2})),
+        {"name": "x", "collection": "photos", "field": "label", "model": "y"},
+        {"name": "x", "collection": "photos", "field": "label", "where": ROOT},
+        {"name": "x y", "collection": "photos", "field": "label"},
+        {"name": "x", "items": [{"vector": [1.0], "label": "a"}]},
+        {"name": "x", "items": [{"label": "a"}, {"label": "b"}]},
+        {"name": "x", "items": [{"vector": [1.0], "label": 1.5}, {"vector": [1.0], "label": "b"}]},
+        ({"name": "x", "items": [{"image": "eA==", "label": "cat"}] * 129}, *TOO_LARGE),
+        (
+            {"name": "x", "items": [{"vector": [1.0, 0.0], "label": one} for one in "ab"], "model": "no"},
+            404,
+            "unknown_model",
+        ),
+        ({"name": "x", "collection": "none", "field": "label"}, 404, "collection_not_found"),
+    ],
+    "POST /api/v1/probes/none/predict": [
+        *({}, {"ids": ["a"]}, {"collection": "photos"}, {"vectors": []}, {"vectors": [[1.0]], "images": ["AAAA"]}),
+        *({"vectors": [[1.0]], "top": 0}, {"vectors": [[1.0]], "more": 1}),
+        ({"vectors": [[1.0]]}, 404, "probe_not_found"),
+        ({"images": ["AAAA"] * 129}, *TOO_LARGE),
+    ],
+    **{
+        f"{method} /api/v1/probes/none{path}": [(None, 404, "probe_not_found")]
+        for method, path in (("GET", ""), ("GET", "/export"), ("DELETE", ""))
+    },
+    "GET /api/v1/runs/nothing/report": [(None, 404, "run_not_found")],
+    "GET /api/v1/nothing": [(None, 404, "not_found")],
+    "PATCH /api/v1/collections": [(None, 405, "method_not_allowed")],
+}
+ROWS = [
+    (request, *(body if isinstance(body, tuple) else (body, *INVALID)))
+    for request, bodies in TABLE.items()
+    for body in bodies
+]
+
+
+@pytest.fixture(scope="module")
+def world(server):
+    """Serve a collection of two items for the model, one of vectors, and a vision transformer."""
+    server.engines.get(VIT)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        client.put("/api/v1/collections/photos", json={})
+        items = [{"id": id, "vector": [*V32[:-1], n], "metadata": {"n": n, "label": id}} for n, id in enumerate("ab")]
+        client.put("/api/v1/collections/photos/items", json=items)
+        client.put("/api/v1/collections/plain", json={"dim": 2})
+        yield load_encoder(VIT, device="cpu")
+        for name in ("photos", "plain"):
+            client.delete(f"/api/v1/collections/{name}")
+
+
+def state(client) -> list[Any]:
+    """Return what a request could have changed."""
+    items = client.get("/api/v1/collections/photos/items", params={"with_vector": True}).json()
+    others = [client.get(f"/api/v1/{path}").json() for path in ("collections", "aliases", "jobs", "probes")]
+    return [items, *others]
+
+
+def with_image(value: Any, image: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: with_image(one, image) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(with_image(one, image) for one in value)
+    return image if isinstance(value, str) and value == "IMAGE" else value
+
+
+@pytest.mark.parametrize(("line", "body", "status", "code"), ROWS)
+def test_a_refused_request_has_a_code_and_changes_nothing(client, world, image_files, line, body, status, code):
+    method, _, path = line.partition(" ")
+    before = state(client)
+    if isinstance(body, dict) and "__sent__" in body:
+        options = with_image(body["__sent__"], image_files[0].read_bytes())
+    else:
+        options = {} if body is None else {"json": with_image(body, as_text(image_files[0]))}
+    path = path.replace("c/", "/api/v1/collections/", 1) if path.startswith("c/") else path
+    is_problem(client.request(method, path, **options), status, code)
+    assert state(client) == before
+
+
+def test_text_in_an_image_field_is_refused_and_not_ignored(client, world, image_files):
+    """`curl -F files=b.jpg` without its @ sends text, next to an image that did arrive."""
+    image = image_files[0].read_bytes()
+    paths = (("/api/v1/embed", "files", "files"), ("/api/v1/collections/photos/items", "files", "files"))
+    for path, field, text_field in (*paths, ("/api/v1/attention", "image", "target")):
+        response = client.post(path, files={field: ("a.jpg", image)}, data={text_field: "b.jpg"})
+        assert text_field in is_problem(response, *INVALID)
+
+
+def test_unknown_query_parameters_are_refused(client, world):
+    detail = is_problem(client.get("/api/v1/collections/photos/items", params={"limt": 5}), *INVALID)
+    assert all(name in detail for name in ("'limt'", "cursor", "limit", "where", "with_vector"))
+    for path, methods in client.get("/openapi.json").json()["paths"].items():
+        for method in methods:
+            response = client.request(method, path.replace("{name}", "photos"), params={"no_such": 1}, json={})
+            assert response.status_code in (400, 422), (method, path)
+            assert "'no_such'" in response.text, (method, path)
+    assert client.get("/docs", params={"theme": "dark"}).status_code == 200
+
+
+def test_validation_errors_name_the_place_and_the_expected_value(client, world):
+    for body, place, expected in (
+        ({"id": 5}, "body.id", "string"),
+        ({"id": "a", "more": 1}, "body.more", "not permitted"),
+        ({"id": "a", "k": "5"}, "body.k", "integer"),
+        ({"vector": {}}, "body.vector", "array"),
+        ({"vector": [1.0, "x"]}, "body.vector", "number"),
+        ({"image": "x", "box": [1, 2]}, "body.box.2", "required"),
+        ({"id": "a", "where": ROOT}, "body.where", "'root'"),
+        ([], "body", "object"),
+    ):
+        response = client.post("/api/v1/collections/photos/search", json=body)
+        is_problem(response, *INVALID)
+        errors = response.json()["errors"]
+        assert any(error["loc"].startswith(place) and expected in error["msg"] for error in errors), errors
+    response = client.get("/api/v1/jobs", params={"limit": "x", "kind": "y"})
+    assert [error["loc"] for error in response.json()["errors"]] == ["query.limit", "query.kind"]
+    error = client.post("/v1/embeddings", json={"model": "default"}).json()["error"]
+    assert (error["code"], error["param"]) == ("invalid_request", "input")
+
+
+def test_a_body_with_a_million_errors_gets_a_short_answer(client, world):
+    faults = {
+        "/api/v1/collections/photos/items": b"[" + b",".join([b"0"] * 1_000_000) + b"]",
+        "/api/v1/collections/x": b"{" + b",".join(b'"%d":0' % i for i in range(500_000)) + b"}",
+    }
+    for path, body in faults.items():
+        response = client.put(path, content=body, headers={"Content-Type": "application/json"})
+        is_problem(response, *INVALID)
+        assert len(response.content) < 2000
+
+
+# ---- the envelope of OpenAI
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "param"),
+    [
+        ({"input": ["Z2FyYmFnZQ=="]}, 400, "input[0]"),
+        ({"input": ["***"]}, 400, "input[0]"),
+        ({"input": "https://example.com/x.jpg"}, 400, "input[0]"),
+        ({"input": []}, 400, "input"),
+        ({"input": [[1, 2]]}, 400, "input[0]"),
+        ({"input": [1, 2]}, 400, "input[0]"),
+        ({"model": "other"}, 404, "model"),
+        ({"dimensions": 7}, 400, "dimensions"),
+        ({"modality": "audio"}, 400, "modality"),
+        ({"input": [{"image": "***"}]}, 400, "input[0]"),
+        ({"input": [{"text": "cat"}]}, 400, "input[0]"),
+        ({"input": ["YQ=="] * 1025}, 413, None),
+        ({"input": ["IMAGE"] * 150 + ["Z2FyYmFnZQ=="]}, 400, "input[150]"),
+    ],
+)
+def test_errors_have_the_openai_envelope(client, image_files, change, status, param):
+    body = with_image({"model": "default", "input": "IMAGE"} | change, as_text(image_files[0]))
+    response = client.post("/v1/embeddings", json=body)
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert {"message", "type", "param", "code"} == error.keys()
+    assert (error["type"], error["param"]) == ("invalid_request_error", param)
+    assert response.headers["X-Request-ID"]
+
+
+def test_malformed_bodies_get_the_envelope_too(client):
+    for body, kind in ((b"{", "application/json"), (b"x", "text/plain")):
+        response = client.post("/v1/embeddings", content=body, headers={"Content-Type": kind})
+        assert (response.status_code, bool(response.json()["error"]["message"])) == (400, True)
+    assert client.get("/v1/nothing").json()["error"]["code"] == "not_found"
+    answer = client.get("/v1/models", params={"x": 1})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_request")

@@ -1,0 +1,54 @@
+"""Requests to add images, to index a folder, and to create a collection."""
+
+import hashlib
+
+import pytest
+
+from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.images.tiles import Tiling
+from nnclr_hub.store import open_store
+from nnclr_hub.workbench import AddRequest, Encoders, FolderRequest, NewCollection, NewImage, Workbench
+
+
+def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
+    data = image_files[0].read_bytes()
+    assert NewImage(None, data).id == hashlib.sha256(data).hexdigest()[:32]
+    assert len(AddRequest([NewImage(None, data), NewImage(None, data)]).images) == 2
+    with pytest.raises(InvalidRequest):
+        NewImage(None, image_files[0])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: AddRequest("a"),
+        lambda: AddRequest([b"x"]),
+        lambda: AddRequest([NewImage("a", b"x"), NewImage("a", b"y")]),
+        lambda: NewImage("no!", b"x"),
+        lambda: NewImage("a", b"x", []),
+        lambda: NewImage("a", b"x", thumbnail=1),
+        lambda: FolderRequest("photos", workers=0),
+        lambda: FolderRequest("photos", shrink=8),
+        lambda: FolderRequest("photos", vectors="pca"),
+        lambda: FolderRequest("photos", source="s", tiling=Tiling(512)),
+        lambda: NewCollection("model", 4),
+        lambda: NewCollection(dim=0),
+        lambda: NewCollection(metric="x"),
+    ],
+)
+def test_an_invalid_request_cannot_be_made(make):
+    with pytest.raises(InvalidRequest):
+        make()
+
+
+def test_images_can_be_added_without_a_thumbnail(image_files, photos, model, tmp_path):
+    with open_store(str(tmp_path / "store")) as store:
+        bench = Workbench(Encoders(str(model), device="cpu"), store)
+        bench.ensure_collection("photos")
+        images = [NewImage("with", image_files[0]), NewImage("without", image_files[1], thumbnail=False)]
+        assert bench.add_images("photos", AddRequest(images)) == [None, None]
+        assert bench.collection("photos").thumbnail("with") is not None
+        assert bench.collection("photos").thumbnail("without") is None
+        bench.index_folder("indexed", FolderRequest(photos, thumbnails=False))
+        [item] = bench.collection("indexed").scroll(limit=1).items
+        assert bench.collection("indexed").thumbnail(item.id) is None
