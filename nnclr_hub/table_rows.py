@@ -259,7 +259,8 @@ def read_rows(table: LabelTable, columns: Sequence[str] | None = None) -> TableR
         raise NoImages(f"{table} has a header but no rows; add images.")
     made = TableRows(table, (), frozenset(several))
     joined = tuple(map(made._joined, rows.values()))
-    if repeated := sum(map(len, rows.values())) - len(joined):
+    repeated = sum(map(len, rows.values())) - len(joined)
+    if repeated and columns is None:  # other columns are read next to labels
         log.warning("%s lists some images again in %d rows; each image counts once", table, repeated)
     read = {"id", "path", table.path_column, *keys.values()}
     return TableRows(table, joined, made.several, tuple(one for one in existing if one not in read))

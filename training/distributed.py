@@ -15,7 +15,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,7 +38,6 @@ from nnclr_hub.method import Gather, GatherRanks, Learner
 
 T = TypeVar("T")
 WAIT = timedelta(hours=4)  # the other ranks wait while rank 0 decodes, evaluates and saves
-SEARCH = 10.0  # seconds for the ranks to report a failure; torchrun ends them 30 s after the first of them has ended
 INTERRUPTED = 130
 NEEDED = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 # of errors of gloo, which have no class
@@ -55,7 +53,6 @@ class Ranks:
     gather: collects tensors from all processes.
     waiting: a group of all processes, for waiting on the CPU.
     limit: time after which a rank that does not take part in an operation ends the run.
-    store: what all processes can read and write while their connections fail.
     """
 
     rank: int
@@ -64,7 +61,6 @@ class Ranks:
     gather: Gather
     waiting: dist.ProcessGroup | None = None
     limit: timedelta = WAIT
-    store: dist.Store | None = None
 
     @property
     def first(self) -> bool:
@@ -134,11 +130,8 @@ class Ranks:
                 )
 
     @contextmanager
-    def losses_named(self) -> Iterator[None]:
-        """Replace the error of a lost connection by a TrainingError that names the ranks that ended or hang.
-
-        Under torchrun a handler of SIGTERM must be installed, because it sends this signal when a process has ended.
-        """
+    def losses_explained(self) -> Iterator[None]:
+        """Replace the error of a lost connection by a TrainingError that says what to do."""
         try:
             yield
         except (dist.DistError, RuntimeError) as error:
@@ -146,30 +139,11 @@ class Ranks:
             if self.world == 1 or not known:
                 raise
             minutes = self.limit.total_seconds() / 60
-            lost = f"the others, or one of them took more than {minutes:g} minutes for a step"
-            if silent := self._silent():
-                names = f"process{'es' if len(silent) > 1 else ''} {', '.join(map(str, silent))}"
-                lost = f"{names}, which ended or does not answer"
             raise TrainingError(
-                f"Process {self.rank} of {self.world} lost {lost}. Look for the first message, then continue with "
-                "--resume; the last checkpoint is intact."
+                f"Process {self.rank} of {self.world} lost the others, or one of them took more than {minutes:g} "
+                "minutes for a step. Look for the first message, then continue with --resume; the last checkpoint is "
+                "intact."
             ) from error
-
-    def _silent(self) -> list[int]:
-        """Return the ranks that do not report a failure as well, after at most SEARCH seconds."""
-        assert self.store is not None
-        silent = set(range(self.world)) - {self.rank}
-        until = time.monotonic() + SEARCH
-        try:
-            self.store.set_timeout(timedelta(seconds=SEARCH))
-            self.store.set(f"lost/{self.rank}", "")
-            dist.destroy_process_group()  # so that ranks which wait for this one fail, too
-            while silent and time.monotonic() < until:
-                silent -= {rank for rank in silent if self.store.check([f"lost/{rank}"])}
-                time.sleep(0.1)
-        except (dist.DistError, RuntimeError):  # the store was in the first process, or in torchrun
-            return [0] if 0 in silent and "TORCHELASTIC_RUN_ID" not in os.environ else sorted(silent)
-        return sorted(silent)
 
 
 ALONE = Ranks(0, 1, torch.device("cpu"), Gather())
@@ -221,9 +195,9 @@ def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
             "Check that all processes have started, and that this address can be reached from their machines."
         ) from error
     assert isinstance(waiting, dist.ProcessGroup)
-    ranks = Ranks(rank, world, where, GatherRanks(), waiting, limit, store)
+    ranks = Ranks(rank, world, where, GatherRanks(), waiting, limit)
     try:
-        with ranks.losses_named():
+        with ranks.losses_explained():
             yield ranks
     finally:
         if dist.is_initialized():

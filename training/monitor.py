@@ -28,7 +28,7 @@ from nnclr_hub.method import Step, SupportSet
 
 from .distributed import Ranks
 
-LOG, NEIGHBORS = "log.jsonl", "neighbors.jsonl"
+LOG, NEIGHBORS, EXAMPLES = "log.jsonl", "neighbors.jsonl", "examples.jsonl"
 
 Metrics = dict[str, tuple[Tensor | int, Tensor | int]]  # name -> (sum, count), scalars on the device
 NOTHING = (0, 0)  # sum and count of what another rank has

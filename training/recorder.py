@@ -32,7 +32,7 @@ from .data.batches import Batches
 from .data.views import View
 from .evals.task import Task
 from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
-from .monitor import NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors
+from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors
 from .report import write_report
 from .run import Origin, Run, export_encoder, keep_milestone, write_run_json
 from .step import StepResult
@@ -169,6 +169,8 @@ class Recorder:
             return
         with exact_inference():
             self._references.score(RUN, encoder_of(run))
+        if self._references.examples:
+            replace_file(run.out / EXAMPLES, json.dumps(self._references.examples) + "\n")
         run.verdict = judge(self._references, self._origin.init, run.recipe, self._monitor.lines, run.steps)
         self.write_run()
         self._export()

@@ -20,7 +20,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 
-from .monitor import read_log, read_neighbors
+from .monitor import EXAMPLES, read_lines, read_log, read_neighbors
 from .verdict import UNKNOWN, Verdict, symptoms
 
 Line = Mapping[str, Any]
@@ -28,6 +28,7 @@ Log = Sequence[Line]
 CHECKPOINTS = 6  # columns of the figure of neighbors in training
 QUERIES = 4  # rows of it
 SHOWN = 3  # neighbors of each query at a checkpoint
+LEAST_RANGE = 0.01  # of an axis, as a share of its values
 LINES = ("-", "--", ":", "-.")
 # left, bottom, width and height of a plot within its image: computing them takes as long as drawing
 WITHIN = (0.15, 0.16, 0.82, 0.76)
@@ -40,6 +41,7 @@ table{border-collapse:collapse}th{text-align:left;font-weight:600}
 td,th{padding:.15rem .9rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
 .well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
 .early{color:#555}.verdict{font-size:1.15rem}
+.one{font-size:1.6rem;margin:.5rem 0}
 .nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
 .nn td.first{padding-left:1rem}
 .nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
@@ -68,7 +70,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         _health({name: log for name, log in logs.items() if verdicts[name] is None}, about),
         f"<main>{draw_panels(logs)}</main>",
         *(
-            _heading(name, len(runs)) + draw_neighbors(read_neighbors(run))
+            _heading(name, len(runs)) + _examples(run) + draw_neighbors(read_neighbors(run))
             for name, run in zip(names, runs, strict=True)
         ),
         _settings(about),
@@ -173,10 +175,20 @@ def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
         + "</tr>"
         for key in keys
     )
-    return f"<details open><summary>Settings</summary><table><tr><th></th>{head}</tr>{rows}</table></details>"
+    return f"<details><summary>Settings</summary><table><tr><th></th>{head}</tr>{rows}</table></details>"
 
 
 # ------------------------------------------------------------------------------ neighbors
+
+
+def _examples(run: Path) -> str:
+    """Draw a few images with their nearest others, by the vectors of the finished run."""
+    if not (lines := read_lines(run / EXAMPLES)):
+        return ""
+    return (
+        "<h2>Nearest images</h2><p>Left: an image of the scored part. Right: the nearest other images, by the vectors "
+        f"of this run as a collection compares them, with the cosine.</p><div class=nn>{_batch(lines[-1])}</div>"
+    )
 
 
 def draw_neighbors(lines: Sequence[Line]) -> str:
@@ -282,6 +294,10 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
     keys = sorted({key for log in logs.values() for line in log for key in line if key.startswith(panel.names)})
     if not keys:
         return ""
+    title, hint = f"<h3>{html.escape(panel.title)}</h3>", f"<figcaption>{html.escape(panel.hint)}</figcaption>"
+    if all(sum(key in line for line in log) < 2 for log in logs.values() for key in keys):  # no curve yet
+        values = [f"{line[key]:.4g}" for log in logs.values() for line in log for key in keys if key in line]
+        return f"<figure>{title}<p class=one>{', '.join(values)}</p>{hint}</figure>"
     from matplotlib.figure import Figure  # without pyplot: no global state, no display
 
     figure = Figure(figsize=(4.4, 2.9))
@@ -301,14 +317,15 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
                     label=label or None,
                 )
     axes.set_xlabel("epoch", fontsize=8)
+    low, high = axes.get_ylim()
+    if high - low < LEAST_RANGE * abs(high):  # the ticks of a constant would differ in digits that mean nothing
+        axes.set_ylim(low - LEAST_RANGE * abs(high), high + LEAST_RANGE * abs(high))
+    axes.yaxis.set_major_formatter("{x:.4g}")
     axes.tick_params(labelsize=8)
     axes.grid(alpha=0.3)
     if len(logs) > 1 or len(keys) > 1:
         axes.legend(fontsize=7)
-    return (
-        f"<figure><h3>{html.escape(panel.title)}</h3>{inline(figure, panel.title)}"
-        f"<figcaption>{html.escape(panel.hint)}</figcaption></figure>"
-    )
+    return f"<figure>{title}{inline(figure, panel.title)}{hint}</figure>"
 
 
 def inline(figure: Any, text: str) -> str:

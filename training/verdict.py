@@ -7,7 +7,9 @@ tested in pairs. Without labels the verdict says what the log shows.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +27,8 @@ from nnclr_hub.errors import ModelError
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import HELD_OUT, WEIGHTS
 from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.images.channels import for_people
+from nnclr_hub.images.decode import decode_scaled
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.probe.cross_validation import FOLDS, K, out_of_fold
 from nnclr_hub.probe.knn import knn_classify
@@ -46,6 +50,7 @@ Correct = np.ndarray  # (N,) float, 1 where the prediction is the label
 RAW = " raw"  # suffix of the name of a score
 KEEP_COLOR = ("keep_color", "crop_only")
 Line = Mapping[str, float]
+EXAMPLES, NEAREST, SIDE = 6, 6, 96  # images of which the report shows the nearest others; pixels of the longer side
 
 
 @dataclass(frozen=True)
@@ -117,6 +122,7 @@ class References:
         self._digest = hashlib.sha256(f"{digests} {labels} {reading}".encode()).hexdigest()[:32]
         known = saved["correct"] if saved and saved["digest"] == self._digest else {}
         self.correct: dict[str, Correct] = {name: np.array(list(text), float) for name, text in known.items()}
+        self.examples: dict[str, Any] = {}  # a few images and the nearest others, by the run
 
     @property
     def state(self) -> dict[str, Any]:
@@ -152,8 +158,10 @@ class References:
             return
         with bar(self._console, f"scoring {name}") as advance:
             scored = [_correct(one, source, advance) for one in self._sets]
-        for kind in scored[0]:
-            self.correct[name + kind] = np.concatenate([correct[kind] for correct in scored])
+        for kind in scored[0][0]:
+            self.correct[name + kind] = np.concatenate([correct[kind] for correct, _ in scored])
+        if name == RUN:
+            self.examples = _examples(self._sets[0], scored[0][1], self._reading)
 
     def accuracies(self, *, raw: bool = False) -> dict[str, float]:
         """Return the accuracy by name, of the raw vectors or as a collection compares them."""
@@ -203,10 +211,13 @@ def _sample(data: Task, most: int) -> Task:
     return replace(data, train=parts[0], test=parts[1])
 
 
-def _correct(data: Task, source: FeatureSource, advance: Callable[[int, int], None]) -> dict[str, Correct]:
+def _correct(
+    data: Task, source: FeatureSource, advance: Callable[[int, int], None]
+) -> tuple[dict[str, Correct], np.ndarray]:
     """Return what the nearest neighbors predict correctly, by kind of vector; an unreadable image is wrong.
 
-    A part that was held out from one pool of images predicts it by cross-validation: all of them are scored.
+    A part that was held out from one pool of images predicts it by cross-validation: all of them are scored. The second
+    result has the vectors (N, D), NaN for an unreadable image.
     """
     raw = np.asarray(extract_features(source, [*data.train.paths, *data.test.paths], progress=advance).raw)
     labels = np.concatenate([data.train.labels, data.test.labels])
@@ -225,7 +236,30 @@ def _correct(data: Task, source: FeatureSource, advance: Callable[[int, int], No
         elif readable.sum() >= FOLDS:
             correct[readable] = out_of_fold(rows[readable], labels[readable], classifier="knn").right
         correct_by_kind[kind] = correct[tested]
-    return correct_by_kind
+    return correct_by_kind, np.where(readable[:, None], kinds[""], np.nan)
+
+
+def _examples(data: Task, rows: np.ndarray, reading: ImageReading) -> dict[str, Any]:
+    """Return a few scored images and the nearest others, in the form of a line of RUN/neighbors.jsonl."""
+    paths, usable = [*data.train.paths, *data.test.paths], np.isfinite(rows).all(axis=1)
+    tested = np.arange(len(paths)) >= (0 if data.split == HELD_OUT else len(data.train.paths))
+    asked, others = np.flatnonzero(usable & tested), np.flatnonzero(usable & ~tested if not tested.all() else usable)
+    queries = asked[np.unique(np.linspace(0, len(asked) - 1, min(EXAMPLES, len(asked))).astype(int))]
+    similarity = np.where(queries[:, None] == others, -np.inf, rows[queries] @ rows[others].T)
+    nearest = np.argsort(-similarity, axis=1)[:, : min(NEAREST, len(others) - 1)]
+    found, thumbnails = others[nearest], {}
+    for number in np.unique([*queries, *found.ravel()]).tolist():
+        image, file = for_people(decode_scaled(paths[number], SIDE, reading).image), io.BytesIO()
+        image.thumbnail((SIDE, SIDE))
+        image.save(file, "JPEG", quality=80)
+        thumbnails[str(number)] = base64.b64encode(file.getvalue()).decode()
+    values = np.take_along_axis(similarity, nearest, 1).round(4)
+    return {
+        "queries": queries.tolist(),
+        "neighbors": found.tolist(),
+        "similarity": values.tolist(),
+        "thumbnails": thumbnails,
+    }
 
 
 def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -> np.ndarray:

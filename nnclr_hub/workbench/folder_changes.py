@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,8 +29,9 @@ from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
-from nnclr_hub.table_rows import LabelTable, read_rows
-from nnclr_hub.workbench.metadata import BOX, OFFSET, WINDOW
+from nnclr_hub.store.where import check_key
+from nnclr_hub.table_rows import LABEL, LabelTable, Named, read_rows
+from nnclr_hub.workbench.metadata import BOX, OFFSET, OWNED, WINDOW
 
 if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 NO_VECTOR = np.zeros(0, np.float32)
 Known = Mapping[str, Mapping[str, Any]]  # metadata of indexed items by id
+NUMBER = re.compile(r"-?(0|[1-9]\d{0,17})(\.\d+)?([eE][+-]?\d{1,2})?")  # 007 is a text
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,9 @@ class Listing:
     images: by item id; with tiles instead of files if it is cut into tiles.
     untiled: (origin, path) of files whose tiles could not be listed.
     folder: the local folder that was listed; None: something else.
-    labels: by source and path of a file; None: images have the labels of their folders and samples.
-    relabels: whether items that the collection holds get these labels, too.
+    table: what a table says about files, by source and path: labels under "label", and its other columns. None: images
+        have the labels of their folders and samples.
+    relabels: whether items that the collection holds get these values, too.
     """
 
     sources: Sequence[Place]
@@ -159,7 +163,7 @@ class Listing:
     images: Mapping[str, Source]
     untiled: frozenset[tuple[str, str]] = frozenset()
     folder: Path | None = None
-    labels: Mapping[tuple[Place, str], tuple[str, ...]] | None = None
+    table: Mapping[tuple[Place, str], Mapping[str, Any]] | None = None
     relabels: bool = False
 
     @property
@@ -194,24 +198,22 @@ class Listing:
     def item(self, id: str, image: Source) -> FolderImage:
         """Return an image; see `FolderImage`."""
         metadata = {"path": image.file_path} | self.state(image)
-        label = {} if self.labels is None else _label(self._label_by_table(image))
+        by_table = self.table is not None
         if image.file is None:
-            return FolderImage(id, image, metadata | self.offset(image) | label, self.labels is not None)
-        metadata |= _label(image.folder) if self.labels is None else label
+            return FolderImage(id, image, metadata | self.offset(image) | self._of_table(image), by_table)
+        metadata |= self._of_table(image) if by_table else _label(image.folder)
         if image.box is not None:
             metadata |= {BOX: list(image.box)} | ({WINDOW: list(image.window)} if image.window else {})
         return FolderImage(id, image, metadata)
 
-    def label_patch(self, image: Source, known: Mapping[str, Any]) -> dict[str, Any]:
-        """Return how the label of an item changes by the table; a label of its folder is deleted."""
-        label, held = self._label_by_table(image), known.get("label")
-        if label is None:
-            return {"label": None} if held and held == image.folder else {}
-        return {} if label == held else {"label": label}
+    def patch(self, image: Source, known: Mapping[str, Any]) -> dict[str, Any]:
+        """Return how an item changes by the table; a label of its folder is deleted, and empty cells change nothing."""
+        values, held = self._of_table(image), known.get(LABEL)
+        patch = {key: value for key, value in values.items() if known.get(key) != value}
+        return patch | ({LABEL: None} if LABEL not in values and held and held == image.folder else {})
 
-    def _label_by_table(self, image: Source) -> str | list[str] | None:
-        labels = (self.labels or {}).get((image.place, image.file_path), ())
-        return list(labels) if len(labels) > 1 else next(iter(labels), None)
+    def _of_table(self, image: Source) -> dict[str, Any]:
+        return dict((self.table or {}).get((image.place, image.file_path), {}))
 
 
 def _label(label: str | list[str] | None) -> dict[str, Any]:
@@ -256,10 +258,8 @@ def list_images_of(
         InvalidRequest: two images have the same path, the table lists no image, or see `find_images`.
     """
     places, images = _found(given, prune=prune)
-    table, by_file = find_table(given, labels), None
-    if table is not None and images:
-        found = table_labels(read_rows(table), images, given)
-        by_file = {(one.place, one.path): own for one, own in zip(images, found, strict=True)}
+    table = find_table(given, labels)
+    by_file = None if table is None or not images else _table_values(table, images, given)
     origins = [origin(place) for place in places]
     untiled = set()
     if tiling is not None:
@@ -278,6 +278,37 @@ def list_images_of(
         by_id[id] = one
     folder = Path(given).resolve() if Path(given).is_dir() else None
     return Listing(places, origins, by_id, frozenset(untiled), folder, by_file, labels is not None)
+
+
+def _table_values(
+    table: LabelTable, images: Sequence[Source], given: str | Path
+) -> dict[tuple[Place, str], dict[str, Any]]:
+    """Return what a table says about images: labels, and the other columns as metadata, numbers if all cells are."""
+    rows = read_rows(table)
+    values: list[dict[str, Any]] = []
+    for labels in table_labels(rows, images, given):
+        values.append(_label(list(labels) if len(labels) > 1 else next(iter(labels), None)))
+    columns = [one for one in rows.others if one.strip() and _can_be_read(table, one)]
+    if left_out := [one for one in rows.others if one.strip() and one not in columns]:
+        log.warning("columns of %s are left out: %s", table, ", ".join(left_out))
+    if not columns:
+        return {(one.place, one.path): own for one, own in zip(images, values, strict=True)}
+    named = (Named(i, one.place.absolute, one.path) for i, one in enumerate(images))
+    cells = read_rows(table, columns).match(named).cells
+    for column in columns:
+        texts = {i: own[column][0] for i, own in cells.items() if own[column]}
+        are_numbers = all(map(NUMBER.fullmatch, texts.values()))
+        for i, text in texts.items():
+            values[i][column] = json.loads(text) if are_numbers else text
+    return {(one.place, one.path): own for one, own in zip(images, values, strict=True)}
+
+
+def _can_be_read(table: LabelTable, column: str) -> bool:
+    """Return whether a column can be metadata: indexing writes no such key, and rows of one image agree."""
+    try:
+        return check_key(column) not in {*OWNED, LABEL} and bool(read_rows(table, [f"{column}={column}"]))
+    except InvalidRequest:
+        return False
 
 
 def check_images(request: FolderRequest) -> None:
@@ -340,7 +371,7 @@ def find_changes(listing: Listing, known: Known, *, prune: bool = False, unique:
     labels = {
         id: patch
         for id, image in (held if listing.relabels else {}).items()
-        if (patch := listing.label_patch(image, known[id]))
+        if (patch := listing.patch(image, known[id]))
     }
     return FolderChanges(
         tuple(starmap(listing.item, wanted.items())),

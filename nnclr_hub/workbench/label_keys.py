@@ -38,8 +38,8 @@ def read_label_keys(records: Records, collection: str, field: str | None = None)
     """Return what was written last, or the keys of another field; without labels if none were written."""
     record = records.get(LABEL_KEYS, collection)
     content = {"field": LabelKeys.field, "labels": {}} if record is None else record.content
-    field = content["field"] if field is None else field
-    return LabelKeys(field, tuple(content["labels"].get(field, ())))
+    named: str = content["field"] if field is None else field
+    return LabelKeys(named, tuple(content["labels"].get(named, ())))
 
 
 def write_label_keys(

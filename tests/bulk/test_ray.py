@@ -6,11 +6,12 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from waiting import until
 
 from nnclr_hub import load_encoder
-from nnclr_hub.bulk import embed_shards
+from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk import embed_shards_by_ray as by_ray
 from nnclr_hub.errors import InvalidRequest, UnknownModel
 
@@ -35,19 +36,22 @@ def cluster():
     made.shutdown()
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("shard-*"))}
+def assert_equal_shards(folder: Path, other: Path) -> None:
+    """Compare shards up to the last digits of vectors, which depend on the batch; workers have smaller batches."""
+    for one, two in zip(open_shards(folder), open_shards(other), strict=True):
+        assert (one.number, one.images, one.broken) == (two.number, two.images, two.broken)
+        np.testing.assert_allclose(one.vectors, two.vectors, atol=1e-6)
 
 
 @pytest.fixture(scope="module")
 def alone(encoder, photos, tmp_path_factory):
-    """The bytes of a run without Ray."""
+    """The folder of a run without Ray."""
     folder = tmp_path_factory.mktemp("alone") / "v"
     embed_shards(folder, [photos], encoder, shard_size=4)
-    return content(folder)
+    return folder
 
 
-def test_workers_write_the_bytes_of_one_process(cluster, encoder, photos, alone, tmp_path):
+def test_workers_write_the_shards_of_one_process(cluster, encoder, photos, alone, tmp_path):
     steps = []
     report = embed_shards_by_ray(
         tmp_path / "v", [photos], encoder, address="auto", workers=2, shard_size=4, progress=lambda *s: steps.append(s)
@@ -55,7 +59,7 @@ def test_workers_write_the_bytes_of_one_process(cluster, encoder, photos, alone,
     assert (report.images, report.missing) == (60, 0)
     assert (steps[0], steps[-1]) == ((0, 60), (60, 60))
     assert len(steps) > 10
-    assert content(tmp_path / "v") == alone
+    assert_equal_shards(tmp_path / "v", alone)
 
 
 def test_a_run_continues_with_existing_shards(cluster, encoder, photos, alone, tmp_path):
@@ -64,15 +68,15 @@ def test_a_run_continues_with_existing_shards(cluster, encoder, photos, alone, t
     embed_shards_by_ray(
         tmp_path / "v", [photos], encoder, address="auto", shard_size=4, progress=lambda *s: steps.append(s)
     )
-    assert steps[0] == (32, 60)
-    assert content(tmp_path / "v") == alone
+    assert steps[0] == (28, 60)
+    assert_equal_shards(tmp_path / "v", alone)
 
 
 def test_killed_workers_are_restarted_without_losing_shards(cluster, encoder, photos, alone, tmp_path):
     killed = []
 
     def kill() -> None:
-        until(lambda: len(content(tmp_path / "v")) >= 3)
+        until(lambda: len([*(tmp_path / "v").glob("shard-*")]) >= 3)
         for pid in _workers():
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
@@ -83,7 +87,7 @@ def test_killed_workers_are_restarted_without_losing_shards(cluster, encoder, ph
     thread.join()
     assert len(killed) == 2
     embed_shards(tmp_path / "w", [photos] * 20, encoder, shard_size=40)
-    assert content(tmp_path / "v") == content(tmp_path / "w")
+    assert_equal_shards(tmp_path / "v", tmp_path / "w")
 
 
 def test_an_error_in_a_worker_keeps_its_class(cluster, model, photos, tmp_path):

@@ -7,11 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from commands import nnclr, output_of, refused
 
-from nnclr_hub import load_encoder
 from nnclr_hub.store import open_store
 
 
@@ -24,40 +22,6 @@ def index(folder, store, *more, model):
     return json.loads(
         output_of("index", folder, "--collection", "c", "--store", store, "--model", model, "--json", *more)
     )
-
-
-def test_index_adds_new_updates_changed_and_prunes_missing_files(folder, store, model, image_files):
-    report = index(folder, store, model=model)
-    assert (report["added"], report["items"]) == (60, 60)
-    again = index(folder, store, model=model)
-    assert (again["added"], again["unchanged"], again["items"]) == (0, 60, 60)
-    shutil.copy(image_files[0], folder / "new.jpg")
-    changed, gone = folder / "cat" / "00.jpg", folder / "cat" / "01.jpg"
-    changed.write_bytes(image_files[-1].read_bytes())
-    os.utime(changed, (1, 1))
-    gone.unlink()
-    third = index(folder, store, model=model)
-    assert [third[key] for key in ("added", "updated", "removed", "items")] == [1, 1, 0, 61]
-    fourth = index(folder, store, "--prune", model=model)
-    assert [fourth[key] for key in ("added", "updated", "removed", "items")] == [0, 0, 1, 60]
-    with open_store(str(store), read_only=True) as opened:
-        item = next(i for i in opened.get("c").scroll(limit=100).items if i.metadata["path"] == "cat/00.jpg")
-    np.testing.assert_allclose(item.vector, load_encoder(model, device="cpu").embed([image_files[-1]])[0], atol=1e-5)
-    assert item.metadata["label"] == "cat"
-
-
-def test_index_skips_broken_files_and_lists_them(folder, store, model):
-    (folder / "cat" / "00.jpg").write_bytes(b"garbage")
-    data = (folder / "cat" / "01.jpg").read_bytes()
-    (folder / "cat" / "01.jpg").write_bytes(data[: len(data) // 2])
-    code, out, err = nnclr("index", folder, "--collection", "c", "--store", store, "--model", model)
-    assert code == 0
-    assert "58 added" in out
-    assert "2 broken" in out
-    assert "skipped" in err
-    assert "cat/00.jpg" in err.replace("\n", "")
-    report = index(folder, store, model=model)
-    assert len(report["broken"]) == 2
 
 
 def test_indexing_a_folder_without_readable_images_fails_and_leaves_nothing(tmp_path, store, model, image_files):

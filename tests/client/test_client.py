@@ -19,7 +19,6 @@ from nnclr_hub.errors import (
     InvalidFilter,
     InvalidRequest,
     ItemNotFound,
-    MetadataConflict,
     UnknownModel,
     UnsupportedImage,
 )
@@ -91,40 +90,6 @@ def test_a_batch_of_searches_matches_the_store(server, collection, encoder, imag
         assert [match.percentile for match in mine] == [match.percentile for match in theirs]
     with pytest.raises(InvalidRequest):
         collection.search_batch(np.ones((2, 7)))
-
-
-def test_a_collection_is_verified(server, collection, encoder, image_files):
-    collection.upsert([Item("a", encoder.embed(image_files[:1])[0])])
-    assert collection.verify() == server.bench.collection("photos").verify()
-    assert collection.verify().ok
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"a": {"n": 1}, "b": []}, {"a": {"n": 1}, "b": {"n": object()}}, {"a": {"n": 1}, "b/c": {}}, [], "a"]
-)
-def test_an_invalid_patch_of_many_changes_nothing(server, collection, wrong):
-    collection.upsert([Item(id, vector, {"n": 0}) for id, vector in zip("ab", np.eye(2, 32), strict=True)])
-    for target in (collection, server.bench.collection("photos")):
-        with pytest.raises(InvalidRequest):
-            target.update_each(wrong)
-    assert [item.metadata["n"] for item in collection.get(["a", "b"])] == [0, 0]
-    assert collection.update_each({"a": {"n": 1}, "b": {"n": 2}, "nobody": {"n": 1}}) == 2
-
-
-def test_a_conditional_edit_reports_what_others_wrote(server, collection):
-    collection.upsert([Item(id, vector, {"n": 0}) for id, vector in zip("ab", np.eye(2, 32), strict=True)])
-    edit = {"a": {"n": 1}, "b": {"n": 1}}
-    for target in (collection, server.bench.collection("photos")):
-        assert target.update_each({"b": {"n": 7}}) == 1
-        with pytest.raises(MetadataConflict) as caught:
-            target.update_each(edit, expected={"a": {"n": 0}, "b": {"n": 0}})
-        assert caught.value.conflicts == {"b": {"n": 7}}
-        for wrong in ({"c": {}}, {"a": 1}, ["a"]):
-            with pytest.raises(InvalidRequest):
-                target.update_each(edit, expected=wrong)
-        assert [item.metadata["n"] for item in collection.get(["a", "b"])] == [0, 7]
-        assert target.update_each(edit, expected={"a": {"n": 0}, "b": {"n": 7}}) == 2
-        assert target.update_each({"a": {"n": 0}, "b": {"n": 0}}) == 2
 
 
 def test_a_follower_of_the_changes_gets_each_write_and_waits_for_the_next(client, collection, encoder, image_files):

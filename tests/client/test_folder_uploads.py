@@ -17,7 +17,7 @@ from PIL import Image
 from nnclr_hub import AsyncClient, Client, open_store
 from nnclr_hub.client import remote, uploads
 from nnclr_hub.client.uploads import MOST_BYTES
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NoImages
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, FolderRequest, NewImage, Workbench
 from nnclr_hub.workbench.folder_changes import list_images_of
@@ -50,34 +50,6 @@ def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, fol
         assert str(folder.parent) not in str(item.metadata)
 
 
-def test_a_second_upload_sends_new_and_changed_files_and_prunes_missing_ones(server, collection, folder):
-    collection.index_folder(FolderRequest(folder, source="mine"))
-    before = server.bench.collection("photos").info().durable_seq
-    assert collection.index_folder(FolderRequest(folder, source="mine")).unchanged == 60
-    assert server.bench.collection("photos").info().durable_seq == before
-    Image.new("RGB", (70, 70), "red").save(folder / "cat" / "new.png")
-    Image.new("RGB", (71, 70), "blue").save(folder / "cat" / "00.jpg")
-    (folder / "cat" / "01.jpg").unlink()
-    (folder / "cat" / "bad.jpg").write_bytes(b"garbage")
-    (folder / "cat" / "dangling.jpg").symlink_to("nowhere")
-    report = collection.index_folder(FolderRequest(folder, source="mine"))
-    assert (report.added, report.updated, report.unchanged, report.removed) == (1, 1, 58, 0)
-    assert [path.rpartition("/")[2] for path, _ in report.broken] == ["bad.jpg", "dangling.jpg"]
-    report = collection.index_folder(FolderRequest(folder, source="mine", prune=True))
-    assert (report.added, report.unchanged, report.removed, len(report.broken)) == (0, 60, 1, 2)
-    assert collection.count() == 60
-
-
-def test_every_broken_file_of_a_folder_is_listed(collection, tmp_path):
-    for i in range(20):
-        (tmp_path / f"{i:02}.jpg").write_bytes(b"garbage")
-    report = collection.index_folder(tmp_path)
-    assert (report.added, len(report.broken)) == (0, 20)
-    assert [path for path, _ in report.broken] == sorted(path for path, _ in report.broken)
-    with pytest.raises(NoImages):
-        collection.index_folder(tmp_path / "nowhere")
-
-
 def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(collection, folder, tmp_path):
     collection.index_folder(FolderRequest(folder, source="mine"))
     copy = shutil.copytree(folder, tmp_path / "copy")
@@ -86,12 +58,6 @@ def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(c
     with pytest.raises(InvalidRequest):
         collection.index_folder(FolderRequest(copy, source="copy"))
     assert collection.index_folder(FolderRequest(copy, source="mine")).updated == 1
-
-
-def test_a_pipe_in_a_folder_is_listed_and_not_read(collection, folder):
-    os.mkfifo(folder / "cat" / "pipe.jpg")
-    report = collection.index_folder(folder)
-    assert (report.added, len(report.broken)) == (60, 1)
 
 
 def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, image_files, tmp_path):

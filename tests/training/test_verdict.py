@@ -10,13 +10,15 @@ from PIL import Image
 from rich.console import Console
 from tiny_runs import FAST, nnclr, recipe, stop_in_step
 
+from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.hub.registry import default_model
 from nnclr_hub.table_rows import LabelTable
 from training import ablate
 from training.callbacks import Callback
-from training.monitor import read_log
+from training.evals.task import read_task
+from training.monitor import read_lines, read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.recipes.auto import FREE_STARTER
@@ -111,6 +113,22 @@ def test_a_run_that_equals_its_parent_learned_nothing(data, model, tmp_path):
     assert (verdict_of(done).learned, verdict_of(done).below_parent) == (False, False)
     assert "learned nothing" in verdict_of(done).sentence
     assert verdict_of(done).labels == 18, "the images of test/"
+
+
+def test_the_report_shows_the_nearest_images_of_a_few(data, model, tmp_path):
+    """Compare them with the vectors of the exported encoder."""
+    pretrain(recipe(WIDE, "epochs=0.1"), [data], tmp_path / "run", init=str(model), console=QUIET)
+    [line] = read_lines(tmp_path / "run" / "examples.jsonl")
+    task = read_task(data)
+    paths, trained = [*task.train.paths, *task.test.paths], len(task.train.paths)
+    vectors = load_encoder(tmp_path / "run" / "encoder", device="cpu").embed(paths)
+    similarity = vectors @ vectors[:trained].T  # fewer images than a transform is fitted on
+    for query, found, values in zip(line["queries"], line["neighbors"], line["similarity"], strict=True):
+        assert query >= trained
+        np.testing.assert_allclose(similarity[query][found], np.sort(similarity[query])[::-1][: len(found)], atol=0.01)
+        np.testing.assert_allclose(values, similarity[query][found], atol=0.01)
+    assert line["thumbnails"].keys() == {str(i) for i in {*line["queries"]}.union(*line["neighbors"])}
+    assert "Nearest images" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_a_run_from_random_weights_is_compared_with_the_untrained_network(data, finished, tmp_path):

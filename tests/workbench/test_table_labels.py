@@ -149,6 +149,36 @@ def test_a_table_in_the_folder_labels_new_images(folder, tmp_path, model):
     assert labels_of(tmp_path / "s") == {**LABELS, "100APPLE/c.png": None}
 
 
+def test_the_other_columns_of_a_table_become_metadata(folder, tmp_path, model, caplog):
+    """Numbers where all cells are; a column with a key of indexing, and one whose rows disagree, are left out."""
+    other = "100APPLE/c.png"
+    head = "path,label,split,age,code,size,note,a.b\n"
+    rows = [
+        "IMG/a.b.png,x,train,3,007,1,one,1.5\n",
+        "IMG/a.b.png,x,train,3,007,1,two,1.5\n",
+        f"{other},y,test,,10,2,,-2e3\n",
+    ]
+    (folder / "labels.csv").write_text(head + "".join(rows), encoding="utf-8")
+    index = ("index", folder, "--collection", "c", "--store", tmp_path / "s", "--model", model)
+    assert nnclr(*index)[0] == 0
+    assert "size, note" in caplog.text
+    with open_store(str(tmp_path / "s"), read_only=True) as store:
+        found = {item.metadata["path"]: dict(item.metadata) for item in store.get("c").scroll().items}
+    own = {
+        name: {key: found[name].get(key) for key in ("label", "split", "age", "code", "note", "a.b")} for name in found
+    }
+    assert own["IMG/a.b.png"] == {"label": "x", "split": "train", "age": 3, "code": "007", "note": None, "a.b": 1.5}
+    assert own[other] == {"label": "y", "split": "test", "age": None, "code": "10", "note": None, "a.b": -2000.0}
+    assert found[other]["size"] == (folder / other).stat().st_size
+    changed = tmp_path / "changed.csv"
+    changed.write_text(f"path,label,split,age\nIMG/a.b.png,x,test,\n{other},y,test,4\n", encoding="utf-8")
+    report = json.loads(output_of(*index, "--labels", changed, "--root", folder, "--json"))
+    assert (report["added"], report["updated"]) == (0, 2)
+    with open_store(str(tmp_path / "s"), read_only=True) as store:
+        found = {item.metadata["path"]: dict(item.metadata) for item in store.get("c").scroll().items}
+    assert (found["IMG/a.b.png"]["split"], found["IMG/a.b.png"]["age"], found[other]["age"]) == ("test", 3, 4)
+
+
 @pytest.fixture
 def store(tmp_path) -> Path:
     """A collection with paths of two folders; one path is in both."""

@@ -1,12 +1,13 @@
-"""--prune with a folder whose images are missing, on a local store and on a server."""
+"""nnclr index into a store of this machine and into a server: new, changed, broken and missing files."""
 
 import json
 import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
-from commands import error_line, nnclr, output_of
+from commands import error_line, nnclr
 
 from nnclr_hub import Client, open_store
 from nnclr_hub.workbench import FolderRequest
@@ -46,16 +47,48 @@ def index(request, model, tmp_path):
 
 
 @pytest.fixture
-def collections(request, tmp_path):
-    """Return a function that returns the names of the collections of `index`."""
+def opened(request, tmp_path):
+    """Return a function that opens the store of `index`."""
 
-    def names() -> list[str]:
+    def read():
         if "server" in request.node.callspec.params["index"]:
-            return [info.name for info in request.getfixturevalue("server").bench.store.list()]
-        with open_store(tmp_path / "store", read_only=True) as store:
-            return [info.name for info in store.list()]
+            return Client(request.getfixturevalue("server").url).store
+        return open_store(tmp_path / "store", read_only=True)
 
-    return names
+    return read
+
+
+def counts(report: dict) -> list[int]:
+    return [report[what] for what in ("added", "updated", "unchanged", "removed", "items")]
+
+
+def test_new_changed_broken_and_missing_files(index, opened, encoder, folder, image_files):
+    assert counts(index(folder)) == [3, 0, 0, 0, 3]
+    with opened() as store:
+        before = store.get("c").info().durable_seq
+    assert counts(index(folder)) == [0, 0, 3, 0, 3]
+    with opened() as store:
+        assert store.get("c").info().durable_seq == before
+    shutil.copy(image_files[9], folder / "cat" / "new.jpg")
+    (folder / "cat" / "1.jpg").write_bytes(image_files[-1].read_bytes())
+    os.utime(folder / "cat" / "1.jpg", (1, 1))
+    (folder / "3.jpg").unlink()
+    (folder / "bad.jpg").write_bytes(b"garbage")
+    (folder / "cut.jpg").write_bytes(image_files[0].read_bytes()[:500])
+    (folder / "dangling.jpg").symlink_to("nowhere")
+    (folder / "loop").symlink_to("..")
+    os.mkfifo(folder / "pipe.jpg")
+    shutil.copy(image_files[0], folder / "line\nbreak ünï.jpg")
+    report = index(folder)
+    assert counts(report) == [2, 1, 1, 0, 5]
+    broken = ["bad.jpg", "cut.jpg", "dangling.jpg", "pipe.jpg"]
+    assert [Path(path).name for path, _ in report["broken"]] == broken
+    report = index(folder, "--prune")
+    assert (counts(report), len(report["broken"])) == ([0, 0, 4, 1, 4], 4)
+    with opened() as store:
+        [item] = store.get("c").scroll(where={"must": [{"key": "path", "match": "cat/1.jpg"}]}).items
+    np.testing.assert_allclose(item.vector, encoder.embed([image_files[-1]])[0], atol=1e-5)
+    assert item.metadata["label"] == "cat"
 
 
 def test_pruning_removes_the_last_item_with_the_last_image(index, folder):
@@ -84,7 +117,7 @@ def test_pruning_an_empty_folder_deletes_nothing(index, folder, image_files):
     assert (report["removed"], report["items"]) == (3, 0)
 
 
-def test_a_wrong_source_is_refused_and_creates_nothing(index, collections, folder, tmp_path):
+def test_a_wrong_source_is_refused_and_creates_nothing(index, opened, folder, tmp_path):
     other = tmp_path / "other"
     (other / "texts").mkdir(parents=True)
     assert "other" in index(other, "--prune")
@@ -100,7 +133,8 @@ def test_a_wrong_source_is_refused_and_creates_nothing(index, collections, folde
     for wrong in (other, *packed):
         assert str(wrong) in index(wrong, into="d")
     assert index(folder)["items"] == 3
-    assert collections() == ["c"]
+    with opened() as store:
+        assert list(store.names()) == ["c"]
 
 
 def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatch):
@@ -148,13 +182,18 @@ def test_a_server_keeps_items_unless_a_source_is_given(server, image_files, tmp_
         assert index(first, "--prune", "--source", source) == (1, 0, 4)
 
 
-def test_the_last_line_counts_kept_items(folder, model, tmp_path):
-    def said(*more) -> str:
-        return output_of("index", folder, "--collection", "c", "--store", tmp_path / "store", "--model", model, *more)
+def test_people_see_broken_files_and_kept_items(folder, model, tmp_path):
+    def said(*more) -> tuple[str, str]:
+        code, out, err = nnclr("index", folder, "--collection", "c", "--store", tmp_path / "s", "--model", model, *more)
+        assert code == 0, err
+        return out, err
 
-    said()
+    (folder / "cat" / "1.jpg").write_bytes(b"garbage")
+    out, err = said()
+    assert ("2 added" in out, "1 broken" in out, "skipped" in err) == (True, True, True)
+    assert "cat/1.jpg" in err
     (folder / "cat" / "1.jpg").unlink()
     (folder / "cat" / "2.jpg").unlink()
-    assert "0 removed, 2 kept (their files may exist), 0 broken; 3 items" in said("--prune")
+    assert "0 removed, 1 kept (their files may exist), 0 broken; 2 items" in said("--prune")[0]
     shutil.rmtree(folder / "cat")
-    assert "2 removed, 0 broken; 1 items" in said("--prune")
+    assert "1 removed, 0 broken; 1 items" in said("--prune")[0]
