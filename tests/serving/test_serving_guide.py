@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 import settings_table
 
@@ -55,6 +56,7 @@ def test_the_curl_examples_run(server, here):
 
 
 def test_the_python_examples_run(server, here):
+    httpx.delete(f"{server.url}/api/v1/collections/photos", timeout=60)  # of the curl examples
     own, openai = examples("python")
     for text in (own, openai):
         names: dict = {}
