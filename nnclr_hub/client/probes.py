@@ -15,7 +15,7 @@ from nnclr_hub.client.jobs import Job
 from nnclr_hub.client.transport import Answer, Call, Connection, make_error
 from nnclr_hub.client.uploads import bounded, files_of
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
-from nnclr_hub.probe.labeling import Label, Labeling
+from nnclr_hub.probe.metrics import Label, Labeling
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_ids, check_name
 from nnclr_hub.workbench.payload import encode_vector

@@ -41,13 +41,11 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "clustering": ("clusters", "Clusters"),
-        "confusion": ("class_overlap", "Overlap"),
-        "duplicates": ("near_duplicates", "Duplicates", "equal_values"),
+        "duplicates": ("near_duplicates", "Duplicates", "equal_values", "find_leaks", "Leak"),
         "facts": ("image_facts", "ImageFacts"),
-        "label_issues": ("suspect_labels", "Suspects"),
+        "label_issues": ("suspect_labels", "Suspects", "class_overlap", "Overlap"),
         "label_next": ("what_to_label_next",),
-        "leaks": ("find_leaks", "Leak"),
-        "local_density": ("outliers",),
+        "neighbors": ("outliers",),
         "projection": ("project", "Map"),
     },
 )
@@ -55,11 +53,9 @@ __getattr__, __dir__ = lazy_names(
 
 if TYPE_CHECKING:
     from nnclr_hub.inspect.clustering import Clusters, clusters
-    from nnclr_hub.inspect.confusion import Overlap, class_overlap
-    from nnclr_hub.inspect.duplicates import Duplicates, equal_values, near_duplicates
+    from nnclr_hub.inspect.duplicates import Duplicates, Leak, equal_values, find_leaks, near_duplicates
     from nnclr_hub.inspect.facts import ImageFacts, image_facts
-    from nnclr_hub.inspect.label_issues import Suspects, suspect_labels
+    from nnclr_hub.inspect.label_issues import Overlap, Suspects, class_overlap, suspect_labels
     from nnclr_hub.inspect.label_next import what_to_label_next
-    from nnclr_hub.inspect.leaks import Leak, find_leaks
-    from nnclr_hub.inspect.local_density import outliers
+    from nnclr_hub.inspect.neighbors import outliers
     from nnclr_hub.inspect.projection import Map, project

@@ -14,7 +14,7 @@ together: every pair reaches the threshold, or in large groups every pair of a s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,8 +22,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_correlation
-from nnclr_hub.inspect.chance import chance_level
-from nnclr_hub.inspect.neighbors import checked, nearest
+from nnclr_hub.inspect.neighbors import chance_level, checked, nearest
 from nnclr_hub.store.percentiles import ALIKE, SAMPLE, distinct_rows, random_pairs
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
@@ -267,3 +266,32 @@ def link_pairs(
 
 def _some(group: list[int], most: int | None) -> list[int]:
     return group if most is None or len(group) <= most else group[:: -(-len(group) // most)]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """Items of one group of duplicates that are in different parts.
+
+    items: positions, sorted.
+    parts: the part of each.
+    score: of the group of duplicates; 1 for equal pixels.
+    """
+
+    items: tuple[int, ...]
+    parts: tuple[str, ...]
+    score: float
+
+
+def find_leaks(groups: Iterable[tuple[Sequence[int], float]], parts: Sequence[str]) -> list[Leak]:
+    """Return the groups of duplicates that cross parts, the surest first.
+
+    Args:
+        groups: of duplicates, as (positions, score).
+        parts: the part of each position, such as "train" and "test"; "" belongs to no part.
+    """
+    found: dict[tuple[int, ...], Leak] = {}
+    for items, score in groups:
+        inside = tuple(sorted(i for i in items if parts[i]))
+        if len({parts[i] for i in inside}) > 1 and (inside not in found or score > found[inside].score):
+            found[inside] = Leak(inside, tuple(parts[i] for i in inside), float(score))
+    return sorted(found.values(), key=lambda leak: (-leak.score, leak.items))

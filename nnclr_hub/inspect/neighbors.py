@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -49,3 +50,63 @@ def nearest(vectors: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     places = places[others].reshape(count, k)
     scores = scores[others].reshape(count, k)
     return scores, places
+
+
+TAIL = 0.01  # share of the random pairs whose distances are fitted
+LEAST = 20  # distances in the tail
+TINY = 1e-9
+
+
+def chance_level(scores: np.ndarray, pairs: float, expected: float = 1.0) -> float:
+    """Return the score that `expected` of this many random pairs reach by chance.
+
+    Near 0, the distances of random pairs follow a power law, whose exponent is the local dimension of the vectors. It
+    is estimated by maximum likelihood (Hill, 1975; Levina and Bickel, NIPS 2004), and the law is continued to as many
+    pairs as the collection has.
+
+    Args:
+        scores: (M,) float up to 1, where 1 means equal, of random pairs; at least two.
+        pairs: their number in the whole collection.
+    """
+    distances = np.sort(np.maximum(1 - np.asarray(scores, np.float64), TINY))
+    size = min(max(LEAST, round(len(distances) * TAIL)), len(distances) - 1)
+    edge = distances[size]
+    logs = np.log(edge / distances[:size])  # of an exponential distribution, the largest first
+    # the closest tenth may be true duplicates, which are not chance: only their number counts (a censored sample)
+    censored = size // 10
+    exponent = float((logs[censored:].sum() + censored * logs[censored]) / (size - censored))
+    rate = expected / pairs * len(distances) / size
+    return float(1 - edge * min(rate, 1.0) ** exponent)
+
+
+K = 50
+SHARE = 20  # k is at most N / SHARE, so that small collections keep several groups
+
+
+def outliers(vectors: np.ndarray, k: int | None = None, groups: Iterable[Sequence[int]] = ()) -> np.ndarray:
+    """Return (N,) float32, the distance of each row to its k-th nearest neighbor, 0 to 2; high is odd.
+
+    It estimates the local density (Loftsgaarden and Quesenberry, 1965; Ramaswamy et al., SIGMOD 2000). A large k also
+    finds a group of foreign images that resemble each other, if it has fewer than k. docs/results/inspect.md compares
+    it with the local outlier factor.
+
+    Args:
+        vectors: (N, D) float; normalized here.
+        k: 1 to N - 1; None: 50, or N / 20 if that is less.
+        groups: of duplicates, disjoint. Only the first row of each is a neighbor, and the others have its score, since
+            copies of an odd image do not make it usual.
+
+    Raises:
+        InvalidRequest: fewer than two vectors, or NaN or infinity.
+    """
+    every = checked(vectors)
+    first = np.arange(len(every))
+    for group in groups:
+        first[list(group)] = group[0]
+    different, place = np.unique(first, return_inverse=True)
+    rows = np.ascontiguousarray(every[different])
+    if len(rows) < 2:
+        return np.zeros(len(every), np.float32)
+    k = max(1, min(K, len(rows) // SHARE)) if k is None else k
+    cosines = nearest(rows, min(k, len(rows) - 1))[0][:, -1]
+    return np.sqrt(np.maximum(2 - 2 * cosines, 0)).astype(np.float32)[place]

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.missing_values import is_missing
-from nnclr_hub.probe.linear_probe import Label, LinearProbe, feature_matrix
+from nnclr_hub.probe.linear_probe import Label, LinearProbe, Region, feature_matrix
 from nnclr_hub.probe.logistic import TOLERANCE, Rows, Solver, Stacked, calibrated_temperature, logits_of
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
-from nnclr_hub.probe.region import Region
 
 Metric = Literal["top1", "mean_per_class", "map11"]
 SWEEP = tuple(10.0**power for power in range(-7, 2))

@@ -173,3 +173,18 @@ def require_finite(features: np.ndarray) -> None:
         raise InvalidRequest(
             f"Features must be finite: {len(bad)} rows contain NaN or infinity, the first is row {bad[0]}."
         )
+
+
+Label = str | int
+
+
+@dataclass(frozen=True)
+class Labeling:
+    """Labels for one row.
+
+    label: of the most probable class; None below the threshold. For a multi-label probe, a tuple of all labels.
+    top: the most probable classes with their probabilities, the best first.
+    """
+
+    label: Label | tuple[Label, ...] | None
+    top: tuple[tuple[Label, float], ...]

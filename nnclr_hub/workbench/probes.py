@@ -26,9 +26,14 @@ from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_feature
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError, ProbeExists, ProbeNotFound
 from nnclr_hub.images.labels import LabeledImages, first_names, read_labeled, read_splits
 from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
-from nnclr_hub.probe.labeling import Labeling
 from nnclr_hub.probe.linear_probe import ABOUT, WEIGHTS, Label, LinearProbe, Prediction
-from nnclr_hub.probe.metrics import average_precision_11, mean_average_precision_11, mean_per_class, top_k_accuracy
+from nnclr_hub.probe.metrics import (
+    Labeling,
+    average_precision_11,
+    mean_average_precision_11,
+    mean_per_class,
+    top_k_accuracy,
+)
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress, Where

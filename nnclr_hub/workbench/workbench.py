@@ -27,7 +27,7 @@ from nnclr_hub.errors import (
     NNCLRHubError,
     UnknownModel,
 )
-from nnclr_hub.probe.labeling import Labeling
+from nnclr_hub.probe.metrics import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty

@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
 
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
-from nnclr_hub.probe.labeling import Labeling
+from nnclr_hub.probe.metrics import Labeling
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.privacy import public_name

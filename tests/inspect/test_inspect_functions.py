@@ -12,8 +12,7 @@ from sklearn.neighbors import NearestNeighbors
 from nnclr_hub import inspect
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.alignment import SIDE, aligned_correlation
-from nnclr_hub.inspect.chance import chance_level
-from nnclr_hub.inspect.neighbors import nearest
+from nnclr_hub.inspect.neighbors import chance_level, nearest
 from nnclr_hub.probe.cross_validation import out_of_fold, stratified_folds
 
 RANDOM = np.random.default_rng(0)

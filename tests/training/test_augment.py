@@ -12,8 +12,10 @@ from torchvision.transforms.functional import normalize, rgb_to_grayscale, solar
 
 from training.data.augment import (
     NUMBERS,
+    SIGMA,
     StoredImages,
     _in_lines,
+    _sigma,
     blur_taps,
     change_all,
     colors_and_blur,
@@ -220,3 +222,9 @@ def test_compiled_colors_equal_eager_ones():
         for change in (change_all, partial(change_all, change=compiled))
     )
     torch.testing.assert_close(fused, eager, atol=1e-4, rtol=0)
+
+
+def test_the_sigma_of_the_blur_is_within_its_range():
+    numbers = torch.zeros(3, NUMBERS)
+    numbers[:, SIGMA] = torch.tensor([0.0, 0.5, 1.0])
+    torch.testing.assert_close(_sigma(View(sigma=(0.1, 2.0)), numbers), torch.tensor([0.1, 1.05, 2.0]))

@@ -404,3 +404,14 @@ def test_a_named_pipe_does_not_block(tmp_path):
     os.mkfifo(tmp_path / "a.jpg")
     Image.new("RGB", (30, 20)).save(tmp_path / "b.jpg")
     assert typical_side(sampled_sizes(sorted(tmp_path.iterdir()))) == 20
+
+
+def test_addresses_and_patterns_are_not_looked_for_on_the_disk(tmp_path):
+    given = ["s3://photos/train", str(tmp_path / "*.tar"), str(tmp_path)]
+    assert find_data(given, Console(quiet=True)) == [*given[:2], tmp_path]
+
+
+@pytest.mark.parametrize(("residency", "resident"), [("device", True), ("auto", True), ("host", False)])
+def test_residency_decides_where_a_pack_is(residency, resident):
+    pack = ImagePack.of_squares(np.zeros((8, 4, 4, 3), np.uint8))
+    assert PackedPixels(pack, torch.device("cpu"), residency).resident == resident

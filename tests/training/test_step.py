@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from training.checkpoint import load_checkpoint
 from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
+from training.step import Stepper
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -304,3 +306,13 @@ def test_an_evaluation_leaves_the_layout_of_the_training_network(data, tmp_path)
         recipe("channels_last=false", "epochs=1", "checkpoint_every=1"), data, tmp_path / "run", callbacks=[Layout()]
     )
     assert seen == [True]
+
+
+def test_only_the_last_part_of_a_batch_averages_the_gradients_of_the_ranks():
+    class Batch(list):
+        def part(self, start, end):
+            return start, end
+
+    stepper = SimpleNamespace(_recipe=recipe("accumulate=4"))
+    parts = [(last, *rows) for last, rows in Stepper._parts(stepper, Batch(range(8)))]
+    assert parts == [(False, 0, 2), (False, 2, 4), (False, 4, 6), (True, 6, 8)]
