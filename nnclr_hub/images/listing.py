@@ -206,7 +206,7 @@ def prefixed_keys(images: Iterable[Source]) -> Iterator[Source]:
 
 
 def in_tiles(images: Iterable[Source], tiling: Tiling, reading: ImageReading) -> Iterator[Source]:
-    """Yield the tiles of the images; a file that cannot be read stays, and whoever reads it reports the error.
+    """Yield the tiles of the images; a file that cannot be read stays, and its reader reports the error.
 
     Raises:
         InvalidRequest: an image is in an archive or at an address, so no part of it can be read.
@@ -347,7 +347,7 @@ def empty_place(folder: Path) -> Place:
 def _size_and_time(path: str) -> tuple[int, float]:
     try:
         found = os.stat(path)
-    except OSError:  # a dangling link; whoever reads it reports the error
+    except OSError:  # a dangling link; its reader reports the error
         return 0, 0.0
     return found.st_size, found.st_mtime
 

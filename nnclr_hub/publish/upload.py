@@ -269,7 +269,7 @@ def _plan(
             f"The tag {tag} of {repository} exists at commit {at[:12]} and is never moved; choose a new tag."
         )
     if CARD in sent and CARD in there and not overwrite_card:
-        with tempfile.TemporaryDirectory() as folder:  # not the cache: this is no download of the model
+        with tempfile.TemporaryDirectory() as folder:  # not the cache, which holds models
             path = Path(api.hf_hub_download(repository, CARD, revision=info.sha, local_dir=folder))
             if not is_ours(path.read_text("utf-8", "replace")):
                 raise PublishingError(

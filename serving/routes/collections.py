@@ -24,12 +24,12 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.store.index_kinds import AUTO
 from nnclr_hub.store.reports import CollectionInfo
-from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared, IndexName
-from nnclr_hub.store.where import check_key
+from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.inspections import rename_inspections
 from nnclr_hub.workbench.label_keys import KEYS, LabelKeys, read_label_keys, rename_label_keys, write_label_keys
 from nnclr_hub.workbench.privacy import public_name, without_paths
+from nnclr_hub.workbench.requests import NewCollection
 
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
@@ -37,7 +37,19 @@ from ..limits import current_budget, in_thread_while_connected
 from ..models import note_changes
 from ..telemetry import measured
 from .router import FAILED_WRITE, Here, Parts, Router, source_with_reading
-from .schemas import FIRST_WRONG, INTEGRAL, CollectionName, IndexedKey, Name, Strict, WhereText, read_where
+from .schemas import (
+    FIRST_WRONG,
+    INTEGRAL,
+    CollectionName,
+    IndexedKey,
+    Name,
+    Strict,
+    WhereText,
+    described,
+    optional,
+    read_where,
+    schema_of,
+)
 
 MAX_WAIT = 30.0  # seconds; clients and proxies close connections that are silent for a minute
 WAIT_SHARE = 0.8  # of the deadline of a request
@@ -46,22 +58,21 @@ POLLS_PER_SECOND = 200  # of all waiting clients together: more clients wait lon
 MAX_COPIED = 1000  # items with their vectors and thumbnails, in memory
 
 
-class CollectionRequest(Strict):
-    """A new collection. Without dim, it is bound to the vectors of `model`."""
+_VECTORS = (
+    "what searches compare: stored vectors, or these centered, half whitened or whitened; auto: half_whiten if they "
+    "are of a model and the store can do it"
+)
 
-    model: str | None = None
-    dim: Annotated[int, Field(ge=1, le=MAX_DIM), INTEGRAL] | None = None
-    metric: Literal["cosine", "dot", "l2"] = "cosine"
-    indexed: Annotated[list[IndexedKey], FIRST_WRONG] = Field(
-        default=["label"], description="metadata keys to index for fast filters", max_length=MAX_INDEXED
+
+class CollectionRequest(
+    schema_of(
+        NewCollection,
+        dim=(optional(Annotated[int, Field(ge=1, le=MAX_DIM), INTEGRAL]), None),
+        indexed=Annotated[list[IndexedKey], FIRST_WRONG, Field(max_length=MAX_INDEXED)],
+        vectors=Annotated[Compared, described(_VECTORS)],
     )
-    index: IndexName = "auto"
-    precision: Literal["f32", "f16"] = "f32"
-    vectors: Compared = Field(
-        "auto",
-        description="what searches compare: stored vectors, or these centered, half whitened or whitened; auto: "
-        "half_whiten if they are of a model and the store can do it",
-    )
+):
+    """A new collection. Without dim, it is bound to the vectors of `model`."""
 
 
 class CollectionResponse(BaseModel):
@@ -347,13 +358,12 @@ _counting = threading.Lock()  # between the count of readings and the collection
 def _create(here: Parts, name: str, body: CollectionRequest) -> tuple[CollectionInfo, bool]:
     """Create a collection, or return the one that exists, and whether it was created."""
     with _counting if split_reading(body.model or "")[1] else nullcontext():
-        if body.dim is not None and body.model is None:
-            spec = CollectionSpec(body.dim, body.metric)  # for vectors of unknown origin
-        else:
-            model = here.engines.get(source_with_reading(here.engines, here.workbench, body.model))
-            spec = CollectionSpec(body.dim or model.embed_dim, body.metric, model.fingerprint, model.name)
-        indexed = tuple(map(check_key, body.indexed))
-        spec = replace(spec, indexed=indexed, index=body.index, precision=body.precision, vectors=body.vectors)
+        request = NewCollection(**dict(body))
+
+        def embedder(source: str | None) -> Any:
+            return here.engines.get(source_with_reading(here.engines, here.workbench, source))
+
+        spec = request.spec(embedder)
         with measured("store"):
             return _create_or_compare(here.workbench, name, spec)
 

@@ -33,7 +33,7 @@ def hub(tmp_path) -> Iterator[HubServer]:
 
 @pytest.fixture(autouse=True)
 def without_graphs(monkeypatch):
-    """As on a machine without the packages for network.onnx, whose export takes seconds."""
+    """Simulate a machine without the packages for network.onnx, whose export takes seconds."""
     monkeypatch.setattr(export, "GRAPH_NEEDS", ("no_such_package",))
 
 

@@ -25,7 +25,7 @@ def bad_jpegs() -> list[tuple[bytes, int]]:
     return [(costly, 422), (costly[: len(costly) // 2], 422), (b"\xff\xd8\xff" + bytes(5000), 422)]
 
 
-def waits_beside_bad_jpegs(url: str, ordinary: bytes, seconds: float) -> list[float]:
+def waits_with_bad_jpegs(url: str, ordinary: bytes, seconds: float) -> list[float]:
     """Send ordinary images one after the other while two clients send bad ones; return the seconds that each took."""
     end, stopped, waits = time.monotonic() + seconds, threading.Event(), []
     files = bad_jpegs()
@@ -64,7 +64,7 @@ def slowness() -> float:
 def check(url: str, ordinary: bytes, seconds: float) -> None:
     for _ in range(TRIES):
         before = slowness()
-        waits = waits_beside_bad_jpegs(url, ordinary, seconds)  # raises for any error of an ordinary image
+        waits = waits_with_bad_jpegs(url, ordinary, seconds)  # raises for any error of an ordinary image
         if np.quantile(waits, 0.99) < CPU_S * max(before, slowness()):
             return
     pytest.fail(f"p99 of {len(waits)} ordinary images is {np.quantile(waits, 0.99):.2f} s")

@@ -10,11 +10,9 @@ import httpx
 import numpy as np
 import pytest
 from rest_requests import finished, is_problem
-from typer.testing import CliRunner
 from waiting import until
 
 from nnclr_hub import AsyncClient, Client
-from nnclr_hub.cli.app import app as cli
 from nnclr_hub.client import uploads
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, staged
@@ -158,22 +156,14 @@ def test_an_interrupted_upload_is_deleted_on_request(server, client, points, tmp
     part = {"Content-Type": NDJSON, "Upload-Complete": "?0"}
     state = f"{points}/imports/{key}"
 
-    def delete_by_client():
-        with Client(server.url) as opened:
-            opened.collection("points").abandon_import(path)
-
-    verb = ["store", "import", str(path), "--collection", "points", "--server", server.url, "--abandon"]
-    ways = (lambda: client.delete(state), delete_by_client, lambda: CliRunner().invoke(cli, verb))
-    for delete in ways:
-        sent = client.post(f"{points}/imports", content=body[:9000], headers={**part, "Idempotency-Key": key})
-        assert (sent.json(), client.get(state).json()["received"]) == ({"received": 9000, "job": None}, 9000)
-        delete()
+    sent = client.post(f"{points}/imports", content=body[:9000], headers={**part, "Idempotency-Key": key})
+    assert (sent.json(), client.get(state).json()["received"]) == ({"received": 9000, "job": None}, 9000)
+    for _ in range(2):
+        assert client.delete(state).status_code == 204
         assert client.get(state).json() == {"received": 0, "job": None}
-    assert client.delete(state).status_code == 204
     with Client(server.url) as opened:  # nothing hinders another attempt
         opened.jobs.wait(opened.collection("points").import_file(path).id)
     assert stored(client, points) == {f"i{i}": i for i in range(500)}
-    assert CliRunner().invoke(cli, ["store", "import", str(path), "--abandon"]).exit_code == 2
 
 
 def test_messages_name_the_file_of_the_user(client, collection):

@@ -320,7 +320,7 @@ def run(bench, request, context):
         there = records.get("made", request.name)
         records.put(Record("made", request.name, {"times": (there.content["times"] if there else 0) + 1}))
     context.at_end(commit)
-    return {"name": request.name}
+    return {"made": request.name}
 
 with open_store(sys.argv[1]) as store:
     tasks = {name: Task(name, WorkRequest, "/x", False, run) for name in "ab"}
