@@ -120,7 +120,7 @@ def _load(app: FastAPI) -> None:
 
 
 def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbench) -> None:
-    """Set the state of the app, which the routes use; see `Parts` in routes/dependencies.py."""
+    """Set the state of the app, which the routes use; see `Parts` in routes/router.py."""
     state, metrics = app.state, engines.metrics
     metrics.describe_store(workbench.store)
     state.settings, state.engines, state.workbench, state.metrics = settings, engines, workbench, metrics

@@ -182,7 +182,9 @@ class JobRecords:
         if old:
             with self._records.transaction():
                 self._records.delete(JOB, *(id for _, id, _ in old))
-                self._records.delete(MARK, *(mark for _, _, mark in old if mark))
+                marks = [(mark, id, self._records.get(MARK, mark)) for _, id, mark in old if mark]
+                # a newer job of the same request may have the mark now
+                self._records.delete(MARK, *(mark for mark, id, now in marks if now and now.content["job"] == id))
             del self._ended[: len(old)]
 
     def get(self, id: str) -> JobStatus | None:
@@ -272,7 +274,10 @@ class Jobs:
             if self._bench.store.records.read_only:  # the jobs belong to another server
                 return
             for job in reversed([job for job in records.newest_first() if not job.has_ended]):
-                self._resume(replace(job, changes=job.changes + RESTARTED))
+                try:
+                    self._resume(replace(job, changes=job.changes + RESTARTED))
+                except StoreError:  # such as a full disk; the job is resumed by the next start
+                    log.exception("job %s cannot be resumed", job.id)
 
     def _resume(self, job: JobStatus) -> None:
         refusal = None

@@ -240,7 +240,8 @@ class Admission:
                     f"{self._what} and {max_bytes:,} bytes."
                 )
             if self.count + images > max_images or self._bytes + size > max_bytes:
-                self._metrics.refused.labels("overloaded").inc(not background)
+                if not background:
+                    self._metrics.refused.labels("overloaded").inc()
                 raise Overloaded("The server is overloaded; try again in a moment.", RETRY_S)
             self._change(images, size)
 

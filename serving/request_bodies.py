@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
 from anyio.lowlevel import RunVar
-from fastapi import Depends, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
@@ -92,21 +92,6 @@ async def read_json(request: Request, kind: type[T]) -> T:
         raise unsupported(request, JSON)
     body = await request.body()
     return await in_thread_if_large(len(body), parse, body, kind, ("body",))
-
-
-class JSONBody(Generic[T]):
-    """A dependency that reads the body as a model, which OpenAPI then describes."""
-
-    def __init__(self, model: type[T]) -> None:
-        self.model = model
-
-    async def __call__(self, request: Request) -> T:
-        return await read_json(request, self.model)
-
-
-def json_of(model: type[T]) -> Any:
-    """Return a dependency that reads the body as a model."""
-    return Depends(JSONBody(model))
 
 
 def parse(text: str | bytes, kind: type[T], place: tuple[str, ...] = ()) -> T:

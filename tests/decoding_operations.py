@@ -2,8 +2,11 @@
 
 import os
 import signal
+import stat
+import struct
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +60,18 @@ def killed_once(source, begun):
     """Be killed the first time, as by the system when memory is short."""
     if not Path(begun).exists():
         Path(begun).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+
+def killed_while_it_answers(source, begun):
+    """Be killed the first time, when a part of the result is sent."""
+    if not Path(begun).exists():
+        Path(begun).touch()
+        for handle in map(int, os.listdir("/proc/self/fd")):
+            with suppress(OSError):
+                if handle > 2 and stat.S_ISSOCK(os.fstat(handle).st_mode):
+                    os.write(handle, struct.pack("!i", 1000) + b"half")
         os.kill(os.getpid(), signal.SIGKILL)
     return True
 

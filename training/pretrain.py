@@ -119,7 +119,7 @@ def pretrain(
 
     Args:
         recipe: its name, such as "auto" or "small", or a Recipe.
-        data: folders, or names of data sets; see `training.data.datasets` and `training.data.named_sets`.
+        data: folders, or names of data sets; see `training.data.named_sets`.
         out: the run folder.
         settings: changes of the recipe, {"epochs": 50} or ["epochs=50"].
         learner: replaces `Learner`; called with its arguments.

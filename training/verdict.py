@@ -23,7 +23,7 @@ from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.errors import ModelError
+from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import HELD_OUT, WEIGHTS
 from nnclr_hub.hub.registry import MODELS, default_model
@@ -249,7 +249,10 @@ def _examples(data: Task, rows: np.ndarray, reading: ImageReading) -> dict[str, 
     nearest = np.argsort(-similarity, axis=1)[:, : min(NEAREST, len(others) - 1)]
     found, thumbnails = others[nearest], {}
     for number in np.unique([*queries, *found.ravel()]).tolist():
-        image, file = for_people(decode_scaled(paths[number], SIDE, reading).image), io.BytesIO()
+        try:
+            image, file = for_people(decode_scaled(paths[number], SIDE, reading).image), io.BytesIO()
+        except (ImageError, OSError):  # it was removed since
+            continue
         image.thumbnail((SIDE, SIDE))
         image.save(file, "JPEG", quality=80)
         thumbnails[str(number)] = base64.b64encode(file.getvalue()).decode()

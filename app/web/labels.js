@@ -19,8 +19,6 @@ export class Labels extends EventTarget {
     /** The same as the server has them. */
     this.saved = keys;
     this.saving = Promise.resolve();
-    /** The metadata key whose keys were assigned since the page was loaded. */
-    this.assigned = '';
     explorer.addEventListener('rows', () => this._assign());
     const reload = () => { this.saving = this.saving.then(() => this._load()).catch(() => {}); };
     channel.addEventListener('message', reload, {signal: explorer.closing});
@@ -70,16 +68,15 @@ export class Labels extends EventTarget {
     }).catch(sayError);
   }
 
-  /** Give labels without a key the free keys. Only when a page is opened, keys of labels that no image has become free. */
+  /** Give labels without a key the free keys, and then those of labels that no image has. */
   _assign() {
     if (!this.explorer.rows.complete) return;
     const {known} = this, keys = [...this.keys], before = JSON.stringify(keys);
-    if (this.assigned !== this.field) for (const [place, label] of keys.entries()) if (!known.includes(label)) keys[place] = null;
-    this.assigned = this.field;
-    for (const label of known) {
-      const free = keys.indexOf(null);
+    for (const label of known.slice(0, KEYS)) {
+      if (keys.includes(label)) continue;
+      const empty = keys.indexOf(null), free = empty < 0 ? keys.findIndex(one => !known.includes(one)) : empty;
       if (free < 0) break;
-      if (!keys.includes(label)) keys[free] = label;
+      keys[free] = label;
     }
     if (JSON.stringify(keys) !== before) this.setKeys(keys);
   }
@@ -87,10 +84,9 @@ export class Labels extends EventTarget {
   /** @param {string} field */
   async _setField(field) {
     this.explorer.field = field;
-    this.explorer.emit('rows'); // the tiles show other labels
-    await this._load();
-    this._assign();
+    await (this.saving = this.saving.then(() => this._load()));
     this.setKeys(this.keys); // also without another label: the field is kept
+    this.explorer.emit('rows'); // the tiles show other labels
   }
 
   /** The label that a text means: an existing one that reads so, else one of the type that all have. @param {string} text */

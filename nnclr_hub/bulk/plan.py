@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -84,14 +85,20 @@ class Places:
         """Find the archives and folders at the given places."""
         return cls(tuple(find_units(given)), tiling, reading)
 
-    def open(self, unit: int, start: str = "") -> tuple[list[Place], Iterator[Source]]:
-        """Return the folders and archives of a unit, and its images from a path on.
+    def open(self, unit: int, start: str = "", skip: int = 0) -> tuple[list[Place], Iterator[Source]]:
+        """Return the folders and archives of a unit, and its images from one on.
 
         With several archives, the keys of samples begin with the name of theirs.
+
+        Args:
+            start: path of the first image in a folder, which is walked from there.
+            skip: number of images before the first one, for other units, in which names may repeat.
 
         Raises:
             NoImages: it is empty and the only one.
         """
+        is_walked = os.path.isdir(self.units[unit][0])
+        start = start if is_walked else ""
         try:
             found, images = open_unit(self.units[unit], start if self.tiling is None else TILE.sub("", start))
         except NoImages:
@@ -103,7 +110,7 @@ class Places:
             images = dropwhile(lambda one: start not in ("", one.path), tiles)
         if sum(is_archive(place) for places in self.units for place in places) > 1:
             images = prefixed_keys(images)
-        return found, images
+        return found, images if is_walked else islice(images, skip, None)
 
 
 class Stretch(NamedTuple):
@@ -288,7 +295,8 @@ class ShardPlan:
         """
         for unit, group in groupby(numbers, key=lambda number: self.stretches[number].unit):
             wanted, before = list(group), sum(self.units[:unit])
-            found, images = places.open(unit, self.stretches[wanted[0]].first)
+            earlier = sum(stretch.images for stretch in self.stretches[: wanted[0]] if stretch.unit == unit)
+            found, images = places.open(unit, self.stretches[wanted[0]].first, earlier)
             if len(found) != self.units[unit]:
                 raise self._other_images(folder)
             make = set(wanted)

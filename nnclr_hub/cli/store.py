@@ -141,11 +141,11 @@ def drop(
 
     Example: nnclr store drop photos.old --yes
     """
-    with place.opened() as there:
-        info = there.get(name).info()
+    with place.bench() as bench:
+        info = bench.store.get(name).info()
         if not yes and info.name == name:  # an alias is refused below, without a question
             confirm(f"Permanently delete {name} with its {info.count} items?")
-        there.drop(name)
+        bench.drop(name)
     out.print(f"{name}: dropped")
 
 
@@ -195,8 +195,8 @@ def rename(
 
     Example: nnclr store rename photos.old photos-2024
     """
-    with place.opened() as there:
-        there.rename(name, to)
+    with place.bench() as bench:
+        bench.rename(name, to)
     out.print(f"{name} is now {to}")
 
 

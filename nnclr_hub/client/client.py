@@ -115,6 +115,14 @@ class Client:
         """Add images to a collection; return one entry per image: None or its error."""
         return self.collection(name).add_images(images)
 
+    def rename(self, name: str, to: str) -> None:
+        """Rename a collection; its aliases, inspections and labels of keys follow."""
+        self.store.rename(name, to)
+
+    def drop(self, name: str) -> None:
+        """Delete a collection with everything in it, and its aliases."""
+        self.store.drop(name)
+
     def index_folder(
         self, name: str, folder: FolderRequest | str | Path, *, progress: Progress = lambda done, total: None
     ) -> IndexReport:
@@ -125,8 +133,7 @@ class Client:
             request.require_vectors(spec, name)
         except CollectionNotFound:
             check_images(request)
-            self.store.put(name, NewCollection(request.model, vectors=request.vectors or "auto"))  # type: ignore[arg-type]
-            created = True
+            created = self.store.put(name, NewCollection(request.model, vectors=request.vectors or "auto"))  # type: ignore[arg-type]
         else:
             options: Any = {one: getattr(spec, one) for one in ("metric", "indexed", "index", "precision", "vectors")}
             try:  # only the server knows whether the collection has this model

@@ -31,6 +31,7 @@ from nnclr_hub.workbench.search_query import Answer, SearchQuery
 
 API = "/api/v1"
 PAGE = 1000
+CREATED = 201
 READ_AT_ONCE = 200  # items of a request: 2048 numbers each make 5 MB of JSON
 WRITTEN_AT_ONCE = 10_000
 EDITED_AT_ONCE = 5000  # items of a request that has a patch for each
@@ -240,8 +241,12 @@ class RemoteCollection(Collection):
         refuse("search with `with_percentile` instead")
 
     random_scores: Any = property(lambda self: self.percentiles(()))  # type: ignore[assignment]
-    random_vectors: Any = percentiles
-    vector_changes: Any = percentiles
+
+    def random_vectors(self) -> Any:
+        """Raise InvalidRequest; see `percentiles`."""
+        self.percentiles(())
+
+    vector_changes: Any = random_vectors
 
     # ---- images
 
@@ -404,9 +409,12 @@ class RemoteStore(VectorStore):
         self.put(name, request)
         return self.get(name)
 
-    def put(self, name: str, request: NewCollection) -> None:
-        """Create a collection, unless it exists with this specification; CollectionExists: it has another one."""
-        self._connection.send(Call("PUT", _path(name), json=request.as_json()))
+    def put(self, name: str, request: NewCollection) -> bool:
+        """Create a collection, unless it exists with this specification; return whether it was created.
+
+        CollectionExists is raised if it has another specification.
+        """
+        return self._connection.send(Call("PUT", _path(name), json=request.as_json())).status == CREATED
 
     def get(self, name: str) -> RemoteCollection:
         """Return the collection with that name or alias."""

@@ -22,6 +22,7 @@ import mmap
 import os
 import re
 import stat
+import sys
 import tarfile
 import zipfile
 import zlib
@@ -30,7 +31,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
@@ -168,7 +169,10 @@ def find_units(given: Sequence[str | Path]) -> list[tuple[str, ...]]:
 
 
 def open_unit(unit: tuple[str, ...], start: str = "") -> tuple[list[Place], Iterator[Source]]:
-    """Return the places of a unit, and its images from a path on; those of a local folder are never in memory at once.
+    """Return the places of a unit, and its images; those of a local folder are never in memory at once.
+
+    Args:
+        start: path of the first image of a local folder; names of other units may repeat.
 
     Raises:
         NoImages: it is empty; or see `find_images`.
@@ -177,8 +181,7 @@ def open_unit(unit: tuple[str, ...], start: str = "") -> tuple[list[Place], Iter
         place, images = _folder(unit[0], start)
         return [place], images
     places, found = list_places(unit)
-    first = next((i for i, one in enumerate(found) if one.path == start), 0) if start else 0
-    return places, iter(found[first:])
+    return places, iter(found)
 
 
 def sources_at(place: str) -> Iterator[tuple[Place, list[Source]]]:
@@ -297,7 +300,7 @@ def _folder(folder: Path | str, start: str = "") -> tuple[Place, Iterator[Source
     if not folder.is_dir():
         problem = "is a file, not a folder" if folder.exists() else "does not exist"
         raise NoImages(f"{folder} {problem}; expected a folder of images.")
-    parents, others, links = _survey(folder)
+    parents, others, links = (_last_survey if start else _survey)(folder)  # else each shard of a run walks it all
     absolute = folder.resolve()  # the same path for every spelling of the folder
     if links:
         warn_once(
@@ -337,6 +340,9 @@ def _survey(folder: Path) -> tuple[set[str], Counter[str], list[str]]:
         elif not entry.is_symlink():
             others[os.path.splitext(path)[1].lower() or NO_SUFFIX] += 1
     return parents, others, links
+
+
+_last_survey = lru_cache(maxsize=4)(_survey)
 
 
 def empty_place(folder: Path) -> Place:
@@ -505,7 +511,7 @@ def _changed(about: dict[str, Any]) -> float:
 
 # ---- archives --------------------------------------------------------------------------------------------------------
 
-MOST_FILES = 100_000  # of a zip that someone sent
+MOST_FILES = 100_000  # of an archive that someone sent
 MOST_UNPACKED = 20_000_000_000  # bytes of all its files
 MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, uncompressed drawings up to 50
 RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
@@ -531,7 +537,7 @@ def list_archive(place: Place, file: BinaryIO, *, limited: bool = False) -> tupl
     Args:
         place: the archive; `given` is its name in messages.
         file: the archive, which can be read anywhere.
-        limited: refuse a zip with too many files or bytes; the file is then a local one.
+        limited: refuse an archive with too many files, and a zip with too many bytes; the file is then a local one.
 
     Raises:
         InvalidRequest: it is damaged, truncated, compressed as a whole, encrypted, or contains a header that is too
@@ -545,7 +551,7 @@ def list_archive(place: Place, file: BinaryIO, *, limited: bool = False) -> tupl
         images = [Source(place, name, 0, place.changed, number, row_label=label) for number, (name, label) in found]
     else:
         is_zip = place.archive == ZIP
-        images = list(_zip_images(place, file, others, limited) if is_zip else _tar_images(place, file, others))
+        images = list((_zip_images if is_zip else _tar_images)(place, file, others, limited))
     if repeated := len(images) - len({one.path for one in images}):
         others[REPEATED] = repeated
     _warn_of(place.given, others)
@@ -635,7 +641,7 @@ def _entries(file: BinaryIO) -> int:
     return count
 
 
-def _tar_images(place: Place, file: BinaryIO, others: Counter[str]) -> Iterator[Source]:
+def _tar_images(place: Place, file: BinaryIO, others: Counter[str], limited: bool) -> Iterator[Source]:
     """Yield each image with its key, and the texts of its sample, as WebDataset packs them.
 
     The files of a sample have the same name up to the first dot, which is the key, in any order. A text belongs to the
@@ -646,7 +652,7 @@ def _tar_images(place: Place, file: BinaryIO, others: Counter[str]) -> Iterator[
     images: list[tuple[str, int, float, int]] = []
     texts: dict[str, dict[str, Text]] = defaultdict(dict)  # by the path without the suffix
     by_stem, by_key = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
-    for member in _tar_files(place.given, file, others):
+    for member in _tar_files(place.given, file, others, MOST_FILES if limited else sys.maxsize):
         path, size, _, offset = member
         suffix = PurePosixPath(path).suffix
         stem, kind = path.removesuffix(suffix), suffix[1:].lower()
@@ -696,14 +702,16 @@ class _BoundedHeader(tarfile.TarInfo):
         return header
 
 
-def _tar_files(name: str, file: BinaryIO, others: Counter[str]) -> Iterator[tuple[str, int, float, int]]:
+def _tar_files(name: str, file: BinaryIO, others: Counter[str], most: int) -> Iterator[tuple[str, int, float, int]]:
     """Yield name, size, mtime and offset of the regular files that are not hidden, and check that all is there."""
     if name.lower().endswith(COMPRESSED):
         raise InvalidRequest(f"{name} is compressed and does not allow random access; decompress it first.")
     again = "create it again, or unpack it"
     try:
         with tarfile.open(fileobj=file, mode="r:", tarinfo=_BoundedHeader) as tar:
-            for member in tar:
+            for number, member in enumerate(tar):
+                if number == most:
+                    raise InvalidRequest(f"{name} holds more than {most:,} files; split it into several archives.")
                 if member.size < 0:  # from an extended header; tarfile would go back and never end
                     raise tarfile.ReadError(f"a header declares {member.size} bytes")
                 path = inside(member.name, others if member.isreg() else Counter())

@@ -148,7 +148,7 @@ class DecodingPool:
                         raise TimeoutError
                     results.append(worker.connection.recv())
                     ended = 0
-            except (EOFError, ConnectionError, TimeoutError) as error:
+            except (EOFError, OSError) as error:  # OSError also for a process that is killed while it sends
                 assert worker is not None
                 failure, most = self._failure(error, worker.end(), limits)
                 ended += 1

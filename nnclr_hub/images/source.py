@@ -94,7 +94,7 @@ class Source:
     key: of its sample in an archive, `__key__` of WebDataset; "" if it has none.
     texts: of its sample.
     row_label: its label in a table; "" if it has none.
-    folder: its label by the folders of its place, see `listing.folder_labels`; "" if it has none.
+    folder: its label by the folders of its place, see `listing.labels_of`; "" if it has none.
     box: of a tile: left, top, right and bottom in pixels of the upright image.
     window: of a tile: for each channel the values of the whole page that become 0 and 255; None: 8-bit values, or the
         file's.

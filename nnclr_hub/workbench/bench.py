@@ -67,6 +67,14 @@ class Bench(Protocol):
         """Create a collection. Raises CollectionExists, or an error of its model."""
         ...
 
+    def rename(self, name: str, to: str) -> None:
+        """Rename a collection; its aliases, inspections and labels of keys follow."""
+        ...
+
+    def drop(self, name: str) -> None:
+        """Delete a collection with everything in it, and its aliases."""
+        ...
+
     def search_each(self, name: str, queries: Sequence[SearchQuery]) -> list[Answer]:
         """Return the matches of each query, or the error that concerns it alone.
 

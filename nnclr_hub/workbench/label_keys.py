@@ -8,6 +8,7 @@ They are records of the store, so that everybody who labels a collection sees th
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 
 from nnclr_hub.errors import InvalidRequest, MetadataConflict
@@ -16,6 +17,7 @@ from nnclr_hub.store.where import check_key
 
 LABEL_KEYS = "label_keys"
 KEYS = 9
+FIELDS = 32  # whose labels are kept
 Value = str | int | float | bool | None
 
 
@@ -55,12 +57,19 @@ def write_label_keys(
     keys.validate()
     with records.transaction():
         now = read_label_keys(records, collection, keys.field).labels
-        if expected is not None and repr(now) != repr(expected):  # 1 and true are equal in Python
+        if expected is not None and _text(now) != _text(expected):
             raise MetadataConflict("Somebody else has changed the labels of the keys; read them again.")
         record = records.get(LABEL_KEYS, collection)
-        labels = {} if record is None else record.content["labels"]
-        content = {"field": keys.field, "labels": {**labels, keys.field: list(keys.labels)}}
+        others = {} if record is None else {**record.content["labels"]}
+        others.pop(keys.field, None)
+        kept = list(others.items())[1 - FIELDS :]
+        content = {"field": keys.field, "labels": {**dict(kept), keys.field: list(keys.labels)}}
         records.put(Record(LABEL_KEYS, collection, content))
+
+
+def _text(labels: tuple[Value, ...]) -> str:
+    """Return a text that is equal for labels that are equal in JSON: 1 equals 1.0, but not true."""
+    return json.dumps([int(one) if isinstance(one, float) and one.is_integer() else one for one in labels])
 
 
 def rename_label_keys(records: Records, collection: str, to: str) -> None:

@@ -33,7 +33,8 @@ from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.ingestion import embed_images, store_images
-from nnclr_hub.workbench.label_keys import LABEL_KEYS
+from nnclr_hub.workbench.inspections import rename_inspections
+from nnclr_hub.workbench.label_keys import LABEL_KEYS, rename_label_keys
 from nnclr_hub.workbench.metadata import HASHES, patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
@@ -115,6 +116,14 @@ class Workbench:
         collection = self.collection(name)
         self.embedder_of(collection)
         return collection
+
+    def rename(self, name: str, to: str) -> None:
+        """Rename a collection; its aliases, inspections and labels of keys follow."""
+        self.store.rename(name, to)
+        if not self.store.records.read_only:
+            with self.store.records.transaction():
+                rename_inspections(self.store.records, name, to)
+                rename_label_keys(self.store.records, name, to)
 
     def drop(self, name: str) -> None:
         """Delete a collection; raise CollectionNotFound, or InvalidRequest if the name is an alias."""

@@ -26,8 +26,7 @@ from nnclr_hub.store.index_kinds import AUTO
 from nnclr_hub.store.reports import CollectionInfo
 from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.inspections import rename_inspections
-from nnclr_hub.workbench.label_keys import KEYS, LabelKeys, read_label_keys, rename_label_keys, write_label_keys
+from nnclr_hub.workbench.label_keys import KEYS, LabelKeys, read_label_keys, write_label_keys
 from nnclr_hub.workbench.privacy import public_name, without_paths
 from nnclr_hub.workbench.requests import NewCollection
 
@@ -227,11 +226,8 @@ def rename(name: str, body: RenameRequest, here: Here) -> CollectionResponse:
     bench = here.workbench
     with measured("store"):
         old = bench.collection(name).name
-        bench.store.rename(old, body.name)
-        renamed = bench.collection(body.name)
-        rename_inspections(bench.store.records, old, renamed.name)
-        rename_label_keys(bench.store.records, old, renamed.name)
-        return response_of(renamed.info())
+        bench.rename(old, body.name)
+        return response_of(bench.collection(body.name).info())
 
 
 @router.on("GET", "/{name}/label-keys", READ, f"{MISSING} invalid_filter")

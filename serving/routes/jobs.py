@@ -6,6 +6,7 @@ A task needs a line in STARTS only where the server must add to its request, or 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable
@@ -13,7 +14,6 @@ from dataclasses import dataclass, fields
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
-import orjson
 from anyio.to_thread import run_sync
 from fastapi import Header, Query, Response
 from fastapi.responses import StreamingResponse
@@ -371,7 +371,7 @@ def start(here: Parts, kind: str, params: dict[str, Any], response: Response) ->
         if params.get("where") is not None:
             collection.count(params["where"])  # an invalid filter is refused now, not by the job
     params, hidden = STARTS.get(kind, Start()).prepare(here, params)
-    mark = hashlib.sha256(orjson.dumps([kind, params, hidden])).hexdigest()
+    mark = hashlib.sha256(json.dumps([kind, params, hidden]).encode()).hexdigest()
     return started(response, here.jobs.submit(kind, params, hidden, mark=mark))
 
 

@@ -334,3 +334,18 @@ def test_a_deletion_asks_and_is_true_at_once(explore, collection, number):
         page.wait_for_selector(chosen_option, state="attached")
         page.reload()
         page.wait_for_selector(".tile img")
+
+
+def test_a_label_keeps_its_key_before_an_image_has_it(labeling, collection):
+    page = labeling("planned", {"0": "cat"})
+    focus(page, 0)
+    page.keyboard.press("l")
+    page.get_by_text("Labels of the keys 1 to 9").click()
+    page.locator(".key-inputs input").nth(4).fill("owl")
+    page.keyboard.press("Tab")
+    page.wait_for_function("document.querySelector('label-keys').textContent.includes('owl')")
+    page.keyboard.press("Escape")
+    reload(page)
+    assert legend(page) == ["1 cat", "5 owl"]
+    press(page, 3, "5")
+    assert read(collection, ids(page)[3], "planned") == "owl"

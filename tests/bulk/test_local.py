@@ -86,6 +86,15 @@ def test_the_parts_together_are_the_whole_run(encoder, photos, expected, tmp_pat
         embed_shards(tmp_path / "v", [photos], encoder, shard_size=8, part=(4, 3))
 
 
+def test_the_parts_of_files_with_equal_names_are_the_whole_run(encoder, photos, tmp_path):
+    """Files that are named one by one, as by photos/*/*.jpg."""
+    files = sorted(photos.glob("*/*.jpg"))
+    assert len({file.name for file in files}) < len(files)
+    for part in ((1, 3), (2, 3), (3, 3)):
+        embed_shards(tmp_path / "v", files, encoder, shard_size=8, part=part)
+    np.testing.assert_allclose(rows(tmp_path / "v"), encoder.embed(files), atol=1e-6)
+
+
 def test_a_shard_names_its_broken_images_which_the_next_run_retries(encoder, photos, image_files, expected, tmp_path):
     copy = tmp_path / "photos"
     shutil.copytree(photos, copy)

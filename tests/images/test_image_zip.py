@@ -173,6 +173,16 @@ def test_a_zip_with_too_many_files_is_refused_before_its_directory_is_read(pack,
     assert opened == []
 
 
+def test_a_tar_with_too_many_files_is_refused_while_it_is_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr(listing, "MOST_FILES", 20)
+    with tarfile.open(tmp_path / "many.tar", "w") as tar:
+        for i in range(21):
+            tar.addfile(tarfile.TarInfo(f"{i}.txt"))
+    with pytest.raises(InvalidRequest) as caught:
+        images_of(tmp_path / "many.tar", "many.tar", FORMATS["tar"])
+    assert "more than 20 files" in str(caught.value)
+
+
 def test_a_file_with_a_false_size_is_read_only_up_to_that_size(pack):
     """The header claims 10 bytes for a file of a million, so the image is damaged and memory stays small."""
     path = pack({"a.png": bytes(1_000_000), "b.png": png()})

@@ -20,6 +20,7 @@ from decoding_operations import (
     exhaust,
     killed_always,
     killed_once,
+    killed_while_it_answers,
     sleep,
     spin,
     spin_if_asked,
@@ -205,6 +206,7 @@ def test_a_killed_process_is_not_the_fault_of_its_image(pool, tmp_path):
     os.kill(idle, signal.SIGKILL)
     assert pool.run(echo, b"abc")[1] == 3
     assert pool.run(killed_once, b"", str(tmp_path / "begun")) is True
+    assert pool.run(killed_while_it_answers, b"", str(tmp_path / "answered")) is True
     assert [result[1] for result in pool.run_each(echo, [b"abc", b"de"])] == [3, 2]
 
 

@@ -116,6 +116,22 @@ def test_a_long_job_is_not_deleted_when_it_ends(make_world, restarted):
     assert {job.id for job in world.jobs.list(9)[0]} == {slow.id, ended[-1]}
 
 
+def test_a_mark_of_a_running_job_is_kept_when_an_older_job_of_the_request_is_deleted(make_world):
+    world = make_world(keep=1)
+    world.other.let(3)
+    first = world.jobs.submit("other", {"name": "a"}, mark="m")
+    until(world.jobs, first.id, "done")
+    second = world.jobs.submit("other", {"name": "a"}, mark="m")
+    assert second.id != first.id
+    world.work.let(100)
+    for name in "bc":  # the first job is deleted
+        until(world.jobs, world.submit(name).id, "done")
+    with pytest.raises(JobNotFound):
+        world.jobs.get(first.id)
+    assert world.jobs.submit("other", {"name": "a"}, mark="m").id == second.id
+    world.other.let(9)
+
+
 def test_a_mark_identifies_one_job_until_it_ends(world):
     job = world.jobs.submit("work", {"name": "a"}, mark="m")
     assert world.jobs.submit("work", {"name": "a"}, mark="m").id == job.id

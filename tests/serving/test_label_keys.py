@@ -18,6 +18,10 @@ def test_everybody_sees_the_same_labels_of_the_keys(client, collection):
     assert client.put(place, json=kinds | {"labels": ["dog"], "expected": kinds["labels"]}).status_code == 200
     assert client.patch(collection, json={"name": "renamed"}).status_code == 200
     assert client.get("/api/v1/collections/renamed/label-keys").json() == {"field": "kind", "labels": ["dog"]}
+    whole = {"field": "kind", "labels": [1.0, 2.5]}
+    client.put("/api/v1/collections/renamed/label-keys", json=whole)
+    later = client.put("/api/v1/collections/renamed/label-keys", json=whole | {"expected": [1, 2.5]})  # as JavaScript
+    assert later.status_code == 200
     client.patch("/api/v1/collections/renamed", json={"name": "photos"})
 
 
