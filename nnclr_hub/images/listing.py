@@ -512,6 +512,7 @@ def _changed(about: dict[str, Any]) -> float:
 # ---- archives --------------------------------------------------------------------------------------------------------
 
 MOST_FILES = 100_000  # of an archive that someone sent
+MOST_SUFFIXES, OTHER_SUFFIXES = 50, "other suffixes"  # of files that are left out and counted
 MOST_UNPACKED = 20_000_000_000  # bytes of all its files
 MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, uncompressed drawings up to 50
 RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
@@ -555,7 +556,10 @@ def list_archive(place: Place, file: BinaryIO, *, limited: bool = False) -> tupl
     if repeated := len(images) - len({one.path for one in images}):
         others[REPEATED] = repeated
     _warn_of(place.given, others)
-    place = replace(place, left_out=tuple((+others).most_common()))
+    common = (+others).most_common()
+    if rest := sum(number for _, number in common[MOST_SUFFIXES:]):  # a name may have any suffix
+        common = [*common[:MOST_SUFFIXES], (OTHER_SUFFIXES, rest)]
+    place = replace(place, left_out=tuple(common))
     return place, _labeled(place, images)
 
 

@@ -335,6 +335,12 @@ def test_pages_cover_everything_once_while_others_write(collection):
     assert seen == [f"k{i:03}" for i in range(N)]
 
 
+def test_choosing_no_items_changes_nothing(collection):
+    collection.upsert(items()[:3])
+    assert (collection.delete([]), collection.update_metadata({"label": "x"}, ids=[])) == (0, 0)
+    assert (collection.get([]), collection.count()) == ([], 3)
+
+
 def test_facets_count_the_values_of_keys(kind, photos):
     if kind != "folder":
         with refused("invalid_request"):

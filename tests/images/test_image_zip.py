@@ -173,6 +173,12 @@ def test_a_zip_with_too_many_files_is_refused_before_its_directory_is_read(pack,
     assert opened == []
 
 
+def test_files_of_many_suffixes_are_counted_together(pack):
+    path = pack({"a.png": png(), **{f"x.s{i}": b"" for i in range(120)}, "y.s0": b""})
+    others = images_of(path, "photos.zip", FORMATS["zip"]).others
+    assert (len(others), others[".s0"], sum(others.values())) == (51, 2, 121)
+
+
 def test_a_tar_with_too_many_files_is_refused_while_it_is_listed(tmp_path, monkeypatch):
     monkeypatch.setattr(listing, "MOST_FILES", 20)
     with tarfile.open(tmp_path / "many.tar", "w") as tar:
