@@ -154,7 +154,8 @@ async def job_events(id: str, here: Here, last_event_id: Annotated[str | None, H
         async for now in here.jobs.follow(job, last_event_id, CHECK_S):
             if now is not None:
                 name = "progress" if now.state == state else "state"
-                state, data = now.state, JobResponse.of(now).model_dump_json()
+                state = now.state
+                data = await run_sync(JobResponse.model_dump_json, JobResponse.of(now))  # a result may be large
                 yield f"id: {now.changes}\nevent: {name}\ndata: {data}\n\n".encode()
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since > HEARTBEAT_S:  # so that proxies keep the connection open
