@@ -142,9 +142,13 @@ def drop(
     Example: nnclr store drop photos.old --yes
     """
     with place.bench() as bench:
-        info = bench.store.get(name).info()
-        if not yes and info.name == name:  # an alias is refused below, without a question
-            confirm(f"Permanently delete {name} with its {info.count} items?")
+        try:
+            info = bench.store.get(name).info()
+            known, items = info.name, f"with its {info.count} items"
+        except StoreCorrupt:
+            known, items = name, "whose file cannot be read"
+        if not yes and known == name:  # an alias is refused below, without a question
+            confirm(f"Permanently delete {name} {items}?")
         bench.drop(name)
     out.print(f"{name}: dropped")
 

@@ -144,3 +144,21 @@ def test_a_whole_catalog_goes_before_the_files_and_an_open_store_is_left_alone(c
     found = set(rebuild_catalog(closed))  # names that are known nowhere, or twice
     assert {"q", "q.2"} < found
     assert len(found) == 3
+
+
+def test_a_collection_of_which_nothing_is_readable_is_listed_and_can_be_dropped(closed):
+    """After the catalog was rebuilt, too, which does not know its specification."""
+    with open_store(str(closed)) as store:
+        file = next(iter(store.files().values()))
+    file.write_bytes(b"garbage" * 100)
+    (closed / "catalog.sqlite").unlink()
+    [lost] = [one for one, stem in rebuild_catalog(closed).items() if stem == file.stem]
+    with open_store(str(closed)) as store:
+        states = {info.name: info.state for info in store.list()}
+        assert states[lost].startswith("damaged: ")
+        assert len(states) == len(NAMES)
+    done = CliRunner().invoke(app, ["store", "drop", lost, "--yes", "--store", str(closed)])
+    assert done.exit_code == 0, done.output
+    with open_store(str(closed)) as store:
+        assert len(store.list()) == len(NAMES) - 1
+        assert not file.exists()

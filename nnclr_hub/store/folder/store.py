@@ -199,7 +199,9 @@ class EmbeddedStore(VectorStore):
             if name not in self.names():
                 return None
             if spec is None:
-                spec = CollectionSpec(**json.loads(self._rows("SELECT name, spec FROM collections")[name]))
+                stored = self._rows("SELECT name, spec FROM collections")[name]
+                # of a rebuilt catalog, the specification of a file that cannot be read is unknown
+                spec = CollectionSpec(**json.loads(stored)) if stored else CollectionSpec(1)
             return CollectionInfo(name, spec, 0, 0, 0, f"damaged: {error}", "none")
 
     def files(self) -> dict[str, Path]:
