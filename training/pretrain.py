@@ -30,7 +30,7 @@ from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
-from .callbacks import CALLBACKS, Callback, Callbacks, load_plugins, with_parts
+from .callbacks import CALLBACKS, Callback, Callbacks
 from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint, restore
 from .data.image_index import has_labels
 from .data.views import View
@@ -40,6 +40,7 @@ from .interrupt import requeue_job, requeue_signal, stop_signals
 from .monitor import stop_if_diverged
 from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
 from .optimization import Schedule, make_optimizer
+from .plugins import load_plugins, with_parts
 from .recipes import Recipe, find_recipe
 from .recipes.recipe import FIT, assignments
 from .recorder import Recorder
@@ -127,7 +128,7 @@ def pretrain(
         objective: replaces the method's loss, for methods whose targets are vectors; see `Objective`.
         augmentation: the two large views, whose order also styles the small ones.
         callbacks: in addition to those that the recipe names.
-        plugins: Python files that register parts; see `training.callbacks`.
+        plugins: Python files that register parts; see `training.plugins`.
         resume: continue from the checkpoint in `out`, or start there without one.
         init: source of an encoder to start from, or "none" for random weights. By default `auto` starts from the free
             starter, and other recipes from random weights; a resumed run keeps its source.

@@ -144,7 +144,7 @@ def pretrain(
 def _load_plugins(files: list[Path]) -> None:
     """Load plug-ins, which import torch; without any, an invalid name is reported sooner."""
     if files:
-        load_program("training", "callbacks").load_plugins(files)
+        load_program("training", "plugins").load_plugins(files)
 
 
 def _without_gpus(arguments: list[str]) -> list[str]:

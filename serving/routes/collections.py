@@ -139,7 +139,7 @@ LabelOfKey = StrictBool | StrictInt | StrictFloat | Annotated[StrictStr, Field(m
 class LabelKeysRequest(Strict):
     """The metadata key that is labeled, and the labels of the keys 1 to 9; null: the key gives no label."""
 
-    field: Annotated[str, Field(min_length=1, max_length=128)] = "label"
+    field: IndexedKey = "label"
     labels: list[LabelOfKey] = Field(max_length=KEYS)
     expected: list[LabelOfKey] | None = Field(
         None, description="the labels before; 409 if somebody else has changed them", max_length=KEYS

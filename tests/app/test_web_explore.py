@@ -470,6 +470,7 @@ def test_facets_have_a_text_box_a_range_and_images_without_a_value(explore, serv
         page.get_by_label("weight, from").press("Tab")
         page.wait_for_function("() => document.querySelector('.verdict').textContent.startsWith('15 ')")
         kind.locator("summary").click()
+        kind.locator("ul").wait_for(state="hidden")
         page.goto(page.url.split("#")[0] + address)
         page.reload()
         page.wait_for_function(f"() => document.querySelector('.verdict')?.textContent.startsWith('{wrong} ')")

@@ -145,10 +145,9 @@ print(json.dumps(answer))
 """
 
 
-@pytest.mark.parametrize("number", [14, pytest.param(2000, marks=pytest.mark.slow)])
-def test_more_collections_than_open_files_are_used_at_once(number):
-    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # 2,000 collections spend ten minutes in fsync on a disk
-    with tempfile.TemporaryDirectory(dir=memory) as folder:
+def test_too_many_open_files_are_reported_and_harm_nothing():
+    number = 3
+    with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", MANY, f"{folder}/store", str(number), "64"]
         done = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=600)
     assert done.returncode == 0, done.stderr

@@ -174,7 +174,7 @@ def test_the_support_set_is_exported_on_request(run, tmp_path):
 def test_the_same_export_gives_the_same_bytes(run, data, tmp_path):
     one, two = (export(run, tmp_path / name / "model", data=[data], support_set=True).folder for name in "ab")
     files = sorted(path.name for path in one.iterdir())
-    assert len(files) == 5
+    assert len(files) == 6
     for name in files:
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 

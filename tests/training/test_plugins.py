@@ -14,9 +14,10 @@ from tiny_runs import FAST, nnclr, recipe, weights
 import nnclr_hub
 from nnclr_hub.errors import CheckpointError, InvalidRequest, MissingDependency, UnknownSetting
 from nnclr_hub.method import LEARNERS, OBJECTIVES, SUPPORT_SETS, Learner, SupportSet, info_nce
-from training.callbacks import CALLBACKS, Callback, load_plugins
+from training.callbacks import CALLBACKS, Callback
 from training.data.views import AUGMENTATIONS, View
 from training.monitor import read_log
+from training.plugins import load_plugins
 from training.pretrain import pretrain
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mean_of_nearest.py"
