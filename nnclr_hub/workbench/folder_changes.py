@@ -288,13 +288,14 @@ def _table_values(
     values: list[dict[str, Any]] = []
     for labels in table_labels(rows, images, given):
         values.append(_label(list(labels) if len(labels) > 1 else next(iter(labels), None)))
-    columns = [one for one in rows.others if one.strip() and _can_be_read(table, one)]
-    if left_out := [one for one in rows.others if one.strip() and one not in columns]:
+    others = [column for column in rows.others if column.strip()]
+    columns = [column for column in others if column not in {*OWNED, LABEL} and _is_key(column)]
+    if not _agree(table, columns):  # each is read alone only to find those in which rows of one image disagree
+        columns = [column for column in columns if _agree(table, [column])]
+    if left_out := [column for column in others if column not in columns]:
         log.warning("columns of %s are left out: %s", table, ", ".join(left_out))
-    if not columns:
-        return {(one.place, one.path): own for one, own in zip(images, values, strict=True)}
     named = (Named(i, one.place.absolute, one.path) for i, one in enumerate(images))
-    cells = read_rows(table, columns).match(named).cells
+    cells = read_rows(table, columns).match(named).cells if columns else {}
     for column in columns:
         texts = {i: own[column][0] for i, own in cells.items() if own[column]}
         are_numbers = all(map(NUMBER.fullmatch, texts.values()))
@@ -303,10 +304,17 @@ def _table_values(
     return {(one.place, one.path): own for one, own in zip(images, values, strict=True)}
 
 
-def _can_be_read(table: LabelTable, column: str) -> bool:
-    """Return whether a column can be metadata: indexing writes no such key, and rows of one image agree."""
+def _is_key(column: str) -> bool:
     try:
-        return check_key(column) not in {*OWNED, LABEL} and bool(read_rows(table, [f"{column}={column}"]))
+        return bool(check_key(column))
+    except InvalidRequest:
+        return False
+
+
+def _agree(table: LabelTable, columns: Sequence[str]) -> bool:
+    """Return whether all rows of an image have the same values in these columns."""
+    try:
+        return bool(read_rows(table, columns).rows)
     except InvalidRequest:
         return False
 

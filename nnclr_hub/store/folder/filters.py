@@ -109,7 +109,7 @@ class Facets:
             found = {key: facet(key, *counted, limit, bins) for key, counted in counts.items()}
             if len(known) < KEPT:
                 known[name] = found
-        return found
+        return dict(found)
 
 
 def count_facets(connection: sqlite3.Connection, group: Group, keys: Sequence[str]) -> dict[str, tuple[int, Counts]]:
