@@ -61,7 +61,9 @@ export class Labels extends EventTarget {
         this.saved = keys;
         channel.postMessage(name);
       } catch (error) {
-        if (!(error instanceof ApiError) || error.code !== 'metadata_conflict') throw error;
+        const code = error instanceof ApiError ? error.code : '';
+        if (code === 'read_only') return; // a server of several keeps no records: the keys hold until the page is left
+        if (code !== 'metadata_conflict') throw error;
         await this._load();
         this._assign();
       }
@@ -84,7 +86,8 @@ export class Labels extends EventTarget {
   /** @param {string} field */
   async _setField(field) {
     this.explorer.field = field;
-    await (this.saving = this.saving.then(() => this._load()));
+    await this.saving;
+    await this._load();
     this.setKeys(this.keys); // also without another label: the field is kept
     this.explorer.emit('rows'); // the tiles show other labels
   }
