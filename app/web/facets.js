@@ -72,11 +72,13 @@ class Facet {
     this.bars = make('div', {class: 'histogram', 'aria-hidden': 'true'});
     this.bounds = ['from', 'to'].map(end => make('input', {type: 'number', step: 'any', 'aria-label': `${nameOf(key)}, ${end}`, onchange: () => this._setRange()}));
     const stored = `folded ${key}`;
-    this.element = make('details', {class: 'facet-values', 'data-facet': key, open: localStorage.getItem(stored) === null, ontoggle: () => {
-      if (this.element.open) localStorage.removeItem(stored);
-      else localStorage.setItem(stored, '');
-    }}, make('summary', {title: key}, nameOf(key)), ...(numeric
-      ? [this.bars, make('div', {class: 'range'}, this.bounds[0], make('span', {}, 'to'), this.bounds[1])] : [this.search, this.list, this.more]));
+    const fold = () => { // at the click, and not in ontoggle, which comes later and is lost when the page is left at once
+      if (this.element.open) localStorage.setItem(stored, '');
+      else localStorage.removeItem(stored);
+    };
+    this.element = make('details', {class: 'facet-values', 'data-facet': key, open: localStorage.getItem(stored) === null},
+      make('summary', {title: key, onclick: fold}, nameOf(key)), ...(numeric
+        ? [this.bars, make('div', {class: 'range'}, this.bounds[0], make('span', {}, 'to'), this.bounds[1])] : [this.search, this.list, this.more]));
     this.element.numeric = numeric;
     this.element.draw = numeric ? this._histogram.bind(this) : this._values.bind(this);
     /** @type {{value: any, number: number, text: string, color?: string}[]} */

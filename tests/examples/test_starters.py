@@ -24,7 +24,7 @@ def starters():
     views, batches = (load_program("training", name) for name in ("data.views", "data.batches"))
     registries = [views.AUGMENTATIONS, batches.BATCHES]
     before = [dict(one) for one in registries]
-    load_program("training", "callbacks").load_plugins([PLUGIN])
+    load_program("training", "plugins").load_plugins([PLUGIN])
     yield next(module for name, module in sys.modules.items() if name.startswith("nnclr_plugin_starters"))
     for registry, old in zip(registries, before, strict=True):
         registry.clear()
