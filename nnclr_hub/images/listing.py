@@ -54,6 +54,7 @@ COMPANIONS = frozenset(
     [".csv", ".tsv", ".json", ".jsonl", ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".log", ".db"]
 )
 SHOWN = 8  # suffixes in a warning
+MOST_SUFFIXES, OTHER_SUFFIXES = 50, "other suffixes"  # of files that are left out and counted
 LABELS_FILE = "labels.csv"
 UNLABELED = ("unlabeled", "unlabelled")
 SPLITS = ("train", "val", "test", *UNLABELED)  # names of folders, see `find_splits`
@@ -318,7 +319,7 @@ def _folder(folder: Path | str, start: str = "") -> tuple[Place, Iterator[Source
     if archives := others[".tar"] + others[".zip"]:
         warn_once(f"{absolute} contains images, so its {archives} archives (tar, zip) are not read; pass them by name")
     _warn_of(str(absolute), Counter({kind: n for kind, n in others.items() if kind not in (".tar", ".zip")}))
-    place, labels = Place(str(folder), str(absolute), left_out=tuple(others.most_common())), labels_of(parents)
+    place, labels = Place(str(folder), str(absolute), left_out=most_common(others)), labels_of(parents)
 
     def images() -> Iterator[Source]:
         for path, entry in walk(folder, start):
@@ -347,7 +348,7 @@ _last_survey = lru_cache(maxsize=4)(_survey)
 
 def empty_place(folder: Path) -> Place:
     """Return a folder whose images were all removed."""
-    return Place(str(folder), str(folder.resolve()), left_out=tuple(_survey(folder)[1].most_common()))
+    return Place(str(folder), str(folder.resolve()), left_out=most_common(_survey(folder)[1]))
 
 
 def _size_and_time(path: str) -> tuple[int, float]:
@@ -369,6 +370,13 @@ def _without_descriptions(archives: Iterable[str]) -> list[str]:
     archives = list(archives)
     tars = {os.path.splitext(path)[0] for path in archives if not path.lower().endswith(TABLE)}
     return [one for one in archives if not one.lower().endswith(TABLE) or os.path.splitext(one)[0] not in tars]
+
+
+def most_common(others: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """Return the numbers of other files by suffix, with one number for the rarest: a name may have any suffix."""
+    common = [one for one in (+others).most_common() if one[0] != OTHER_SUFFIXES]
+    rest = others[OTHER_SUFFIXES] + sum(number for _, number in common[MOST_SUFFIXES:])
+    return (*common[:MOST_SUFFIXES], *([(OTHER_SUFFIXES, rest)] if rest else ()))
 
 
 def _unexpected(others: Counter[str]) -> Counter[str]:
@@ -488,7 +496,7 @@ def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
     visible = sorted((path for path in found if inside(path, others)), key=lambda path: path.split("/"))
     if images := [path for path in visible if is_image(path)]:
         _warn_of(address, others)
-        place = Place(address, address.rstrip("/"), left_out=tuple(others.items()))
+        place = Place(address, address.rstrip("/"), left_out=most_common(others))
         yield place, _labeled(place, (_at(place, path, found[path]) for path in images))
         return
     archives = _without_descriptions(path for path in visible if path.lower().endswith(ARCHIVES))
@@ -512,7 +520,6 @@ def _changed(about: dict[str, Any]) -> float:
 # ---- archives --------------------------------------------------------------------------------------------------------
 
 MOST_FILES = 100_000  # of an archive that someone sent
-MOST_SUFFIXES, OTHER_SUFFIXES = 50, "other suffixes"  # of files that are left out and counted
 MOST_UNPACKED = 20_000_000_000  # bytes of all its files
 MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, uncompressed drawings up to 50
 RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
@@ -556,10 +563,7 @@ def list_archive(place: Place, file: BinaryIO, *, limited: bool = False) -> tupl
     if repeated := len(images) - len({one.path for one in images}):
         others[REPEATED] = repeated
     _warn_of(place.given, others)
-    common = (+others).most_common()
-    if rest := sum(number for _, number in common[MOST_SUFFIXES:]):  # a name may have any suffix
-        common = [*common[:MOST_SUFFIXES], (OTHER_SUFFIXES, rest)]
-    place = replace(place, left_out=tuple(common))
+    place = replace(place, left_out=most_common(others))
     return place, _labeled(place, images)
 
 

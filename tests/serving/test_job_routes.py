@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 
+import fastapi.routing
 import httpx
 import numpy as np
 import pytest
@@ -177,6 +178,44 @@ def test_jobs_are_listed_in_pages_newest_first(client, steps):
     assert [job["id"] for job in page["jobs"]] == [made[0]]
     assert client.get(f"{JOBS}/latest").json()["id"] == made[2]
     assert client.get(JOBS, params={"state": "queued"}).json() == {"jobs": [], "cursor": None}
+
+
+def test_long_parameters_end_a_page_of_jobs_early(client, steps, monkeypatch):
+    made = []
+    for _ in range(3):
+        steps.steps.release(3)
+        made.append(ended(client, client.post(JOBS, json=steps.body))["id"])
+    monkeypatch.setattr("serving.routes.jobs.MOST_PAGE", 1)
+    seen, cursor = [], None
+    while len(seen) < 3:
+        page = client.get(JOBS, params={"limit": 2, "kind": "verify", **({"cursor": cursor} if cursor else {})}).json()
+        assert len(page["jobs"]) == 1
+        seen += [job["id"] for job in page["jobs"]]
+        cursor = page["cursor"]
+    assert seen == made[::-1]
+
+
+def test_answers_that_may_be_long_are_not_encoded_in_the_event_loop(client, server, steps, monkeypatch):
+    steps.steps.release(3)
+    done = ended(client, client.post(JOBS, json=steps.body))
+    encoded = []
+    serialize = fastapi.routing.serialize_response
+
+    async def count(**given):
+        encoded.append(given)
+        return await serialize(**given)
+
+    monkeypatch.setattr("fastapi.routing.serialize_response", count)
+    place = f"/api/v1/collections/{steps.body['collection']}"
+    for path in (JOBS, f"{JOBS}/{done['id']}", "/api/v1/collections", "/api/v1/probes", f"{place}/items"):
+        assert client.get(path).status_code == 200
+    assert client.post(f"{place}/verify").json()["ok"] is True
+    assert client.post(f"{place}/facets", json={"keys": ["label"]}).status_code == 200
+    assert client.put("/api/v1/aliases/some", json={"collection": steps.body["collection"]}).status_code == 200
+    assert client.put(f"{place}/items", json=[{"id": "a", "vector": [1.0, 0.0]}]).status_code == 200
+    labels = client.post(f"{place}/labels", content=b"id,label\na,b\n", headers={"Content-Type": "text/csv"})
+    assert labels.json()["matched"] == 1
+    assert encoded == []
 
 
 # ---- the kinds of jobs over REST: duplicates, verification, and re-embedding with another model

@@ -25,6 +25,16 @@ def test_everybody_sees_the_same_labels_of_the_keys(client, collection):
     client.patch("/api/v1/collections/renamed", json={"name": "photos"})
 
 
+def test_a_server_without_records_has_no_labels_of_keys_and_refuses_them(client, collection, server, monkeypatch):
+    """A replica keeps no records, and neither does a server with --read-only. Pages keep the keys then."""
+    monkeypatch.setattr(server.bench.store.records, "read_only", True)
+    place = f"{collection}/label-keys"
+    assert client.get(place).json() == {"field": "label", "labels": []}
+    refused = client.put(place, json={"labels": ["cat"]})
+    assert (refused.status_code, refused.json()["code"]) == (403, "read_only")
+    assert client.get(place).json()["labels"] == []
+
+
 @pytest.mark.parametrize(
     ("body", "status"),
     [

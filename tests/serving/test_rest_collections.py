@@ -146,3 +146,26 @@ def test_items_are_copied_or_moved_with_all_that_they_have(client, server, colle
     assert client.get("/api/v1/collections/copies/count").json()["count"] == 3
     for name in ("copies", "alien"):
         client.delete(f"/api/v1/collections/{name}")
+
+
+def test_a_move_loses_no_edit_that_arrives_meanwhile(client, server, collection, monkeypatch):
+    client.put(f"{collection}/items", json=[{"id": id, "vector": [1.0] * 32} for id in "abc"])
+    client.put("/api/v1/collections/moved", json={})
+    upsert, edits = server.bench.upsert, iter([{"label": "cat"}, {"label": "dog"}])
+
+    def upsert_while_somebody_edits(name, items, **options):
+        stored = upsert(name, items, **options)
+        if name == "moved" and (edit := next(edits, None)) is not None:
+            answer = client.patch(f"{collection}/items", json={"ids": ["b"], "metadata": edit})
+            assert answer.json() == {"updated": 1}
+            client.put(f"{collection}/items", json=[{"id": "c", "vector": [2.0] + [1.0] * 31}])
+        return stored
+
+    monkeypatch.setattr(server.bench, "upsert", upsert_while_somebody_edits)
+    move = {"to": "moved", "ids": ["a", "b", "c"], "move": True}
+    assert client.post(f"{collection}/copy", json=move).json() == {"copied": 3}
+    items = client.get("/api/v1/collections/moved/items", params={"with_vector": True}).json()["items"]
+    assert [item["metadata"] for item in items] == [{}, {"label": "dog"}, {}]
+    assert items[2]["vector"][0] > items[2]["vector"][1]
+    assert client.get(f"{collection}/count").json()["count"] == 0
+    client.delete("/api/v1/collections/moved")
