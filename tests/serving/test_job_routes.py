@@ -2,17 +2,22 @@
 
 import json
 import shutil
+import tarfile
 import threading
 import time
+import zipfile
 
 import fastapi.routing
 import httpx
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from rest_requests import ended, finished
 from waiting import until
 
 from nnclr_hub.client import Client
+from nnclr_hub.images import pool
 from nnclr_hub.store.backup import restore, verify_backups
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench.maintenance import BackupRequest, CollectionRequest
@@ -344,3 +349,43 @@ def test_without_source_folders_reembedding_reports_missing_images(client, serve
     assert "NNCLR_SOURCE_FOLDERS" in answer.json()["detail"]
     answer = client.post("/api/v1/collections/album/reembed", json={"model": "none"})
     assert (answer.status_code, answer.json()["code"]) == (404, "unknown_model")
+
+
+def test_archives_and_tables_of_source_folders_are_read_by_other_processes(server, client, image_files, monkeypatch):
+    """Whatever they contain, the server goes on."""
+    folder = server.folder / "allowed" / "packed"
+    for name in ("zip", "tar", "table", "many"):
+        (folder / name).mkdir(parents=True)
+    with zipfile.ZipFile(folder / "zip" / "photos.zip", "w") as packed:
+        packed.write(image_files[0], "cat/a.jpg")
+    with zipfile.ZipFile(folder / "many" / "photos.zip", "w") as packed:
+        for number in range(5000):
+            packed.writestr(f"{number}.jpg", b"")
+    with tarfile.open(folder / "tar" / "photos.tar", "w") as packed:
+        packed.add(image_files[1], "cat/b.jpg")
+    table = pyarrow.table({"image": [path.read_bytes() for path in image_files[2:4]], "label": ["cat", "dog"]})
+    parquet.write_table(table, folder / "table" / "photos.parquet")
+
+    def refuse(*given, **options):
+        raise AssertionError("read by the server's own process")
+
+    for opened in ("zipfile.ZipFile", "tarfile.open", "pyarrow.parquet.ParquetFile"):
+        monkeypatch.setattr(opened, refuse)
+    place = "/api/v1/collections/packed"
+    assert client.put(place, json={}).status_code == 201
+    for name, added in (("zip", 1), ("tar", 1), ("table", 2)):
+        job = ended(client, client.post(f"{place}/index", json={"folder": f"packed/{name}"}))
+        assert (job["state"], job["error"]) == ("done", None)
+        assert (job["result"]["added"], job["result"]["errors"]) == (added, [])
+    items = client.get(f"{place}/items").json()["items"]
+    assert sorted(item["metadata"]["label"] for item in items) == ["cat", "cat", "cat", "dog"]
+    originals = [client.get(f"{place}/items/{item['id']}/original") for item in items]
+    assert {one.content for one in originals} == {path.read_bytes() for path in image_files[:4]}
+    assert {one.headers["x-image"] for one in originals} == {"source"}
+    reader = pool.active_pool().reader
+    monkeypatch.setattr(reader, "_limits", pool.DecodingLimits(0.001))
+    job = ended(client, client.post(f"{place}/index", json={"folder": "packed/many"}))
+    assert (job["state"], job["error"]["code"]) == ("failed", "invalid_request")
+    assert "unpack it" in job["error"]["detail"]
+    assert str(server.folder) not in job["error"]["detail"]
+    client.delete(place)
