@@ -255,7 +255,6 @@ def test_backups_go_to_the_configured_destination_only(server, client, twins, tm
     with Client(server.url) as remote:
         kept = remote.run("backup", BackupRequest(keep=1))
     assert verify_backups(server.folder / "backups") == {kept["id"]: None}
-    assert client.post(BACKUPS, params={"keep": 0}).status_code == 422
     shutil.rmtree(server.folder / "backups")
     (server.folder / "backups").write_text("no folder")
     job = ended(client, client.post(BACKUPS))
@@ -347,12 +346,10 @@ def test_without_source_folders_reembedding_reports_missing_images(client, serve
     answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
     assert answer.status_code == 422
     assert "NNCLR_SOURCE_FOLDERS" in answer.json()["detail"]
-    answer = client.post("/api/v1/collections/album/reembed", json={"model": "none"})
-    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_model")
 
 
 def test_archives_and_tables_of_source_folders_are_read_by_other_processes(server, client, image_files, monkeypatch):
-    """Whatever they contain, the server goes on."""
+    """Whatever they contain, the server continues."""
     folder = server.folder / "allowed" / "packed"
     for name in ("zip", "tar", "table", "many"):
         (folder / name).mkdir(parents=True)
