@@ -190,6 +190,7 @@ class AsyncClient:
         threshold: float | None = ...,
         max_side: int | None = ...,
         *,
+        center_prior: bool = ...,
         model: str | None = ...,
         collection: str | None = ...,
     ) -> AttentionMap | builtins.list[AttentionMap]: ...

@@ -206,7 +206,20 @@ def test_queries_are_in_pixels_of_the_original_at_every_input_size(resnet, photo
     assert found.scaled().shape == (960, 1024)
 
 
+def test_the_whole_image_is_seen_small_with_a_center_prior(resnet, vit, photo):
+    large = photo.resize((1024, 960))
+    for encoder in (resnet, vit):
+        found, plain = encoder.attention(large), encoder.attention(large, center_prior=False)
+        assert (found.center_prior, min(found.input_size)) == (True, 256)
+        assert (plain.center_prior, min(plain.input_size)) == (False, 960)
+        assert found.describe()["center_prior"]
+        np.testing.assert_array_equal(plain.shown(), plain.scaled())
+        for other in (encoder.attention(large, Point(500, 500)), encoder.attention(large, target=large)):
+            assert (other.center_prior, min(other.input_size)) == (False, 960)
+
+
 REFUSALS = [
+    ("resnet", {"center_prior": 1}, "center_prior"),
     ("resnet", {"head": 0}, "head"),
     ("resnet", {"threshold": 0.5}, "threshold"),
     ("vit", {"head": 2}, "head"),
