@@ -348,7 +348,7 @@ class Encoder:
             threshold: keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
             max_side: maximum of the input's long side, in pixels; less if the map would exceed 4096 cells, as with
                 patches of 8 above 512 x 512.
-            center_prior: of the whole image, without a target: its picture shows the map times a Gaussian in the
+            center_prior: of the whole image, without a target: its overlay shows the map times a Gaussian in the
                 center; see `AttentionSettings`.
 
         Returns:

@@ -33,7 +33,7 @@ class AttentionMap:
     grid: where the cells are in the upright original.
     limits: the values that become 0 and 1; equal for all maps of one call.
     image: the upright original, RGB.
-    center_prior: whether the picture is the map times a Gaussian in the center; see `AttentionSettings`.
+    center_prior: whether the overlay shows the map times a Gaussian in the center; see `AttentionSettings`.
     """
 
     values: np.ndarray
@@ -79,7 +79,7 @@ class AttentionMap:
         return self.grid.upsampled((self.values - low) / (high - low)).clip(0, 1)
 
     def shown(self) -> np.ndarray:
-        """Return what the picture shows, (H, W) float32 in [0, 1]: `scaled`, with the center prior if there is one."""
+        """Return what the overlay shows, (H, W) float32 in [0, 1]: `scaled`, with the center prior if there is one."""
         if not self.center_prior:
             return self.scaled()
         weighted = self.scaled() * center_prior(self.size)

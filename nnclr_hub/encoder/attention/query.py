@@ -71,8 +71,8 @@ class AttentionSettings:
     threshold: in (0, 1]; keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
     max_side: maximum side of the network's input, in pixels; see `geometry.input_size`.
     center_prior: for the whole image without targets. The network sees it with a short side of at most 256 pixels, and
-        the picture is the map times a Gaussian in the center, which points at objects better than either alone. False:
-        the plain map of the image in its own size, as in the paper.
+        the overlay shows the map times a Gaussian in the center, where objects mostly are. False: the plain map of the
+        image in its own size, as in the paper.
 
     Raises:
         InvalidRequest: a value is invalid for every network.

@@ -53,7 +53,7 @@ def test_the_overlay_blends_the_colors_with_a_paler_image(opacity):
     np.testing.assert_allclose(np.asarray(one.overlay(opacity), float), expected, atol=2)
 
 
-def test_the_picture_can_be_the_map_times_a_gaussian_in_the_center():
+def test_the_overlay_can_show_the_map_times_a_gaussian_in_the_center():
     plain = map_of([[-3, 0, 1], [5, 2, 2]])
     one = replace(plain, center_prior=True)
     np.testing.assert_array_equal(one.scaled(), plain.scaled())  # the numbers stay
