@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import DEFAULT_STORE, Place, ReadingOptions, on_store, reads_labels, reads_tiles
-from nnclr_hub.cli.verbs import Json, Model, err, new_table, out, print_json, show
+from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, out, print_json, show
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
@@ -77,16 +77,15 @@ def inspect(
 
     Example: nnclr inspect pets --server http://127.0.0.1:8000 --compare default --compare pixels
     """
-    if to.exists() and not to.is_dir():
-        raise InvalidRequest(f"--out {to} is a file; use a folder for the report.")
     if compare:
         _compare(compare, given or [], place, field, labels, reading, as_json)
         return
     if given is None or len(given) != 1:
         raise InvalidRequest("Name one folder of images or one collection, for example: nnclr inspect photos.")
     what = given[0]
-    from nnclr_hub.workbench.inspection.findings import LEAST_LABELED, InspectionRequest, write_findings
+    from nnclr_hub.workbench.inspection.findings import JSON_FILE, LEAST_LABELED, InspectionRequest
 
+    check_folder(to, JSON_FILE)
     request = InspectionRequest(what, field, write_fields, label_next, labels, parts)  # type: ignore[arg-type]
     with _bars() as report:
         if _is_collection(what, place):
@@ -99,7 +98,6 @@ def inspect(
         else:
             found = _inspect_folder(what, to, request, model, reading, tiling, report)
     findings = found.findings
-    written = write_findings(findings, to, found.paths)
     counts = {"images": findings["images"], "left_out": findings["left_out"], "unreadable": len(findings["broken"])}
     counts |= {name: sum(one.get("flagged", True) for one in findings[name]) for name in COUNTED}
     table = new_table("", "", show_header=False)
@@ -109,8 +107,8 @@ def inspect(
             needed = f"{LEAST_LABELED} labels of 2 classes" if find_spec("torch") else "torch"
             shown = f"not checked: that needs {needed}"
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
-    last = f"The report is {found.page}; {len(written)} files with its data are next to it."
-    show(as_json, {"report": found.page, "files": [str(path) for path in written], **counts}, table, last)
+    last = f"The report is {found.page}. Its data are in {len(found.files)} files in {to}."
+    show(as_json, {"report": found.page, "files": [str(path) for path in found.files], **counts}, table, last)
 
 
 def _inspect_folder(

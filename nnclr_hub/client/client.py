@@ -148,12 +148,15 @@ class Client:
             return collection.index_folder(request, progress=progress)
 
     def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
-        """Inspect a collection in a job; the report is a page of the web app."""
+        """Inspect a collection in a job; write the tables. The report is a page of the web app."""
+        from nnclr_hub.workbench.inspection.findings import write_findings
+
         self.run("inspection", request, report("inspecting"))
         collection = self.collection(request.collection)
         paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
         page = f"{self._connection.url.rstrip('/')}/#/insights/{quote(request.collection)}"
-        return Inspected(dict(collection.inspection().findings), paths, page)
+        findings = dict(collection.inspection().findings)
+        return Inspected(findings, paths, page, write_findings(findings, folder, paths))
 
     def abandon_reembed(self, name: str) -> None:
         """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""

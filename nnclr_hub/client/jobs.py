@@ -16,6 +16,7 @@ from nnclr_hub.store.base import Progress
 log = logging.getLogger(__name__)
 ROOT = "/api/v1/jobs"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two requests for the state of a job
+PATIENCE_S = 120.0  # maximum wait for a busy server
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,11 @@ class RemoteJobs:
         """
         end = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_PAUSE_S
+        afterwards = f"The job {id} continues when the server starts again."
+        call = Call("GET", _path(id), patience=PATIENCE_S, afterwards=afterwards)
         try:
             while True:
-                job = self._connection.send(Call("GET", _path(id), patience=120.0)).read(Job.of)
+                job = self._connection.send(call).read(Job.of)
                 progress(job.done, job.total)
                 if job.error is not None:
                     raise job.error

@@ -8,6 +8,7 @@ import zipfile
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 from commands import error_line, nnclr
@@ -217,6 +218,27 @@ def test_each_verb_at_each_address(answers, number):
             assert err.count("Error: ") == 1, (kind, err)
     if step.same:
         assert len({out for _, out, _ in found.values()}) == 1, found
+
+
+def test_the_place_of_each_report_exists(server, tmp_path, monkeypatch):
+    """The page of a server is opened at its address; the tables are in --out in either case."""
+    monkeypatch.setenv("NNCLR_API_KEY", KEY)
+    with Client(server.url, KEY) as client, open_store(tmp_path / "store") as store:
+        for there in (client.store, store):
+            there.create("report", CollectionSpec(4)).upsert(items())
+    for kind, place in (("server", server.url), ("store", tmp_path / "store")):
+        words = ("report", "--out", tmp_path / kind, "--write-fields", f"--{kind}", place)
+        code, out, err = nnclr("inspect", *words)
+        assert code == 0, err
+        [page] = re.findall(r"The report is (\S+)\.\s", out)
+        [tables] = re.findall(r"files in (\S+)\.", out)
+        assert tables == str(tmp_path / kind)
+        assert (tmp_path / kind / "findings.json").is_file()
+        if kind == "store":
+            assert page == str(tmp_path / kind / "report.html")
+        else:
+            assert httpx.get(page.partition("#")[0], follow_redirects=True).status_code == 200
+            assert not (tmp_path / kind / "report.html").exists()
 
 
 @pytest.fixture
