@@ -63,7 +63,7 @@ def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(c
 
 @pytest.mark.parametrize("there", ["server", "folder"])
 def test_pruning_under_another_source_names_the_first_one(collection, folder, model, tmp_path, there, caplog):
-    """The folder was indexed under another name, or was moved: its items are not deleted, and that is said."""
+    """The folder was indexed under another name, or was moved: its items are not deleted, and a line names them."""
     own = shutil.copytree(folder, tmp_path / "own")
     with open_store(str(tmp_path / "store")) as store:
         if there == "server":
