@@ -13,7 +13,7 @@ import typer
 
 from nnclr_hub.cli.options import DEFAULT_STORE, Place, ReadingOptions, on_store, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, out, print_json, show
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
     from nnclr_hub.table_rows import LabelTable
@@ -137,8 +137,6 @@ def _is_collection(what: str, place: Place) -> bool:
     """
     from nnclr_hub.images.listing import is_packed
 
-    if place.is_server:
-        return True
     if not (Path(what).exists() or is_packed(what)):
         if "/" in what or not place.exists:
             known = f"neither a folder nor a collection of the store {place.address}"
@@ -149,7 +147,10 @@ def _is_collection(what: str, place: Place) -> bool:
         try:
             with place.opened(read_only=True) as opened:
                 opened.get(what)
-        except NNCLRHubError:  # no such collection; a store that cannot be read does not matter for a folder
+        except NNCLRHubError as error:
+            # a store that nobody named and that cannot be read does not matter for a folder
+            if place.given and not isinstance(error, CollectionNotFound):
+                raise
             found = False
     if found and not place.given:
         note = f"{what} is a folder, and also a collection; this is the folder. For the collection, add --store "
@@ -192,9 +193,9 @@ def _compare(
     """Compare encoders on a collection or a folder; further encoders may follow its name."""
     from nnclr_hub.workbench.inspection.comparison import ComparisonRequest, EncoderComparison, compare_sources
 
-    if place.is_server and not given:
+    if place.given and not given:
         raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
-    if given and (place.is_server or (place.exists and _is_collection(given[0], place))):
+    if given and place.exists and _is_collection(given[0], place):
         models = [one if one in HAND_CRAFTED else reading.within(one) or one for one in [*sources, *given[1:]]]
         with place.bench(read_only=True) as bench, _bars() as report:
             result = bench.run("comparison", ComparisonRequest(given[0], models, field), report("comparing"))

@@ -179,13 +179,13 @@ class Client:
             progress: of the upload of a file: called with (done, total), in bytes.
         """
         found = find_task(task)
-        path, params, body = found.call(request)
         if found.upload:
+            found.call(request)  # refuses what only a store of this machine has
             file, format = getattr(request, found.upload), getattr(request, "format", None)
             return self.collection(getattr(request, "collection", "")).import_file(
                 file, format=format or None, progress=progress
             )
-        return self._connection.send(Call("POST", f"/api/v1{path}", params, json=body)).read(Job.of)
+        return self.jobs.start(task, request)
 
     # ---- models
 

@@ -12,6 +12,7 @@ from typing import Any
 from nnclr_hub.client.transport import Call, Connection, make_error
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
 from nnclr_hub.store.base import Progress
+from nnclr_hub.workbench.tasks import Request, find_task
 
 log = logging.getLogger(__name__)
 ROOT = "/api/v1/jobs"
@@ -56,6 +57,11 @@ class RemoteJobs:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+
+    def start(self, task: str, request: Request) -> Job:
+        """Start a job that runs a task of `workbench.tasks` without a file."""
+        path, params, body = find_task(task).call(request)
+        return self._connection.send(Call("POST", f"/api/v1{path}", params, json=body)).read(Job.of)
 
     def get(self, id: str) -> Job:
         """Return the current state of a job; JobNotFound is raised if no job has that id, or it ended long ago."""

@@ -344,9 +344,10 @@ class RemoteCollection(Collection):
         refuse("run `nnclr store repair` on the machine of the server")
 
     def _done(self, kind: str, progress: Progress) -> Mapping[str, Any]:
-        call = Call("POST", f"{API}/jobs", json={"kind": kind, "collection": self.name})
-        job = self._connection.send(call).read(Job.of)
-        return RemoteJobs(self._connection).wait(job.id, progress=progress).result or {}
+        from nnclr_hub.workbench.maintenance import CollectionRequest
+
+        jobs = RemoteJobs(self._connection)
+        return jobs.wait(jobs.start(kind, CollectionRequest(self.name)).id, progress=progress).result or {}
 
     # ---- inspections
 

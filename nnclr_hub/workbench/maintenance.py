@@ -7,6 +7,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
+from nnclr_hub.workbench.bench import Bench
 from nnclr_hub.workbench.tasks import JOBS, Request, TaskContext, option, task
 
 MAX_IDS = 1000  # of each kind of damage, in a result
@@ -20,7 +21,7 @@ class CollectionRequest(Request):
 
 
 @task("verify", CollectionRequest, path=JOBS)
-def verify(bench: Any, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
+def verify(bench: Bench, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
     """Read every vector back, and compare the index with an exhaustive search on a sample."""
     collection = bench.collection(request.collection)
     report = collection.verify(context.progress)
@@ -29,7 +30,7 @@ def verify(bench: Any, request: CollectionRequest, context: TaskContext) -> dict
 
 
 @task("compact", CollectionRequest, path=JOBS)
-def compact(bench: Any, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
+def compact(bench: Bench, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
     """Rebuild the index of a collection without deleted items."""
     collection = bench.collection(request.collection)
     collection.compact(context.progress)
