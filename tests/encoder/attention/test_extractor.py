@@ -345,12 +345,3 @@ def test_attention_computes_in_float32_with_every_backend(model, image_files):
     plain, other = load_encoder(model, device="cpu"), load_encoder(model, device="cpu", backend="torch-bf16")
     np.testing.assert_array_equal(other.attention(image_files[0]).values, plain.attention(image_files[0]).values)
     assert np.abs(other.embed(image_files[:1]) - plain.embed(image_files[:1])).max() > 0
-
-
-def test_tokens_at_the_images_own_size_are_the_features_of_its_map(model):
-    """Two ways to F, for an image that the transform does not change."""
-    encoder = load_encoder(model, device="cpu")
-    x = torch.randint(0, 255, (1, 3, 224, 256), dtype=torch.uint8)
-    array = x[0].permute(1, 2, 0).numpy()
-    tokens = encoder.tokens(encoder.transform.normalize(x))[0]
-    np.testing.assert_allclose(encoder.attention(array).values, tokens @ tokens.mean((0, 1)), rtol=1e-4)
