@@ -392,6 +392,21 @@ def find_changes(listing: Listing, known: Known, *, prune: bool = False, unique:
     )
 
 
+def warn_of_other_sources(listing: Listing, held: Known, advice: str) -> None:
+    """Log the sources whose items pruning keeps though they seem to be of this folder, under a former name.
+
+    Args:
+        held: the items of all sources, as the collection has them.
+        advice: how to delete the items of a source, whose name is put into its braces.
+    """
+    roots = {id: str(one["root"]) for id, one in held.items() if "root" in one}
+    own = set(listing.origins)
+    shared = {root for id, root in roots.items() if id in listing.images} - own
+    for root, count in Counter(roots.values()).items():
+        if root not in own and (root in shared or own.isdisjoint(roots.values())):
+            log.warning("%d items of source %s are not pruned; %s", count, root, advice.format(shlex.quote(root)))
+
+
 def _gone(listing: Listing, known: Known, *, prune: bool) -> tuple[tuple[str, ...], int]:
     """Return the items whose file was removed; and how many more have a file that may exist but cannot be seen."""
     hidden = cache(_why_hidden)

@@ -385,7 +385,7 @@ class Workbench:
     # ---- long work
 
     def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
-        """Inspect a collection; write report.html to the folder. The inspection is kept if it writes metadata."""
+        """Inspect a collection; write the report and the tables. The inspection is kept if it writes metadata."""
         from nnclr_hub.workbench.inspection.report import inspect_and_report
 
         return inspect_and_report(self, request, folder, report)

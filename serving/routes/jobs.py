@@ -37,7 +37,6 @@ from .router import FAILED_WRITE, Here, Parts, Router, served_names, served_sour
 from .schemas import FIRST_WRONG, CollectionName, ImageText, Name, Strict, one_of, optional, schema_of
 
 MAX_COMPARED = 8  # encoders
-MAX_EXAMPLES = 100_000  # of a probe
 MOST_PAGE = 4_000_000  # bytes of a list of jobs, whose parameters may be long
 CHECK_S = 0.25  # between two looks at a job that is followed
 HEARTBEAT_S = 15.0
@@ -295,8 +294,7 @@ _PROBE_FIELDS = schema_of(
     TASKS["probe_fit"].request,
     name=Name,
     collection=(optional(CollectionName), None),
-    reject_far=(optional(Annotated[float, Field(gt=0, lt=1)]), None),
-    items=(optional(Annotated[list[ProbeItem], Field(min_length=2, max_length=MAX_EXAMPLES)]), None),
+    items=(optional(list[ProbeItem]), None),
 )
 
 
@@ -304,14 +302,6 @@ class ProbeRequest(_PROBE_FIELDS):
     """A probe to fit on a metadata field of a collection, or on labeled items."""
 
     model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:  # the task checks the others
-        if self.collection is None and self.where is not None:
-            raise ValueError("where needs a collection")
-        if self.collection is not None and self.model is not None:
-            raise ValueError("a collection has its own model; remove model")
-        return self
 
 
 class JobRequest(Strict):
