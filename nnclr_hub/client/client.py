@@ -296,6 +296,7 @@ class Client:
         threshold: float | None = None,
         max_side: int | None = None,
         *,
+        center_prior: bool = True,
         model: str | None = None,
         collection: str | None = None,
     ) -> AttentionMap | list[AttentionMap]:
@@ -313,6 +314,7 @@ class Client:
         if several and not targets:
             raise InvalidRequest("The list of target images is empty; leave target out, or give an image.")
         said = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
+        said["center_prior"] = center_prior
         said |= {"model": model, "collection": collection, **_query_fields(query)}
         files = [image_file(one) for one in (image, *targets)]
         parts = [("target" if i else "image", file) for i, file in enumerate(files)]
@@ -346,4 +348,4 @@ def _map(body: dict[str, Any], data: bytes) -> AttentionMap:
         for i in (0, 1)
     )
     low, high = body["limits"]
-    return AttentionMap(values, body["kind"], Grid(down, across), (low, high), decode_image(data))
+    return AttentionMap(values, body["kind"], Grid(down, across), (low, high), decode_image(data), body["center_prior"])

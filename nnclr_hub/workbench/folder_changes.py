@@ -24,7 +24,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.images.labels import find_table, table_labels
-from nnclr_hub.images.listing import empty_place, find_places, in_tiles, is_archive, is_packed, list_places
+from nnclr_hub.images.listing import empty_place, find_places, in_tiles, is_archive, is_packed, list_places, most_common
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Item
@@ -172,7 +172,7 @@ class Listing:
         counts = Counter[str]()
         for one in self.sources:
             counts.update(dict(one.left_out))
-        return dict(counts.most_common())
+        return dict(most_common(counts))
 
     def origin_of(self, image: Source) -> str:
         """Return the name of an image's folder or archive in the collection."""
