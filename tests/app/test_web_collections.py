@@ -215,7 +215,9 @@ def test_a_collection_is_renamed_and_merged(opened, served, photos):
     page.get_by_label("few", exact=True).get_by_role("button", name="Manage").click()
     page.get_by_label("Name", exact=True).fill("photos")
     page.get_by_role("button", name="Rename").click()
-    page.wait_for_selector(".message.error")
+    problem = page.locator(".message.error")
+    problem.wait_for()
+    assert problem.inner_text().count(".") == 1
     page.get_by_label("Name", exact=True).fill("Ferien ü")
     page.get_by_role("button", name="Rename").click()
     page.get_by_label("Ferien ü", exact=True).get_by_role("button", name="Manage").click()
