@@ -22,13 +22,10 @@ from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
 
 
 @pytest.fixture(scope="module")
-def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    store = tmp_path_factory.mktemp("gradio") / "store"
-    with open_store(str(store)) as opened:
-        bench = Workbench(Encoders(str(model), device="cpu"), opened)
-        bench.index_folder("photos", photos)
-        fit_probe(bench, "things", "photos", "label")
-    yield from serve(model, store)
+def served(model, filled, serve) -> Iterator:
+    with open_store(str(filled)) as opened:
+        fit_probe(Workbench(Encoders(str(model), device="cpu"), opened), "things", "photos", "label")
+    yield from serve(model, filled)
 
 
 @pytest.fixture(scope="module")
