@@ -1,11 +1,12 @@
 """Score attention maps with boxes: within an image, and from a box of one image to its class in another.
 
     python examples/attention_boxes.py runs/mine/encoder gaussian center area --data coco128 --short-side 448
+    python examples/attention_boxes.py 'runs/mine/encoder*gaussian' gaussian --data coco128 --short-side 256 --pairs 0
 
 `--data` is a folder with COCO's annotations.json, or with a boxes.csv: columns file, x0, y0, x1, y1 in whole pixels,
 both ends inclusive; the class of an image is its folder. The program prints a table with 95% intervals.
 
-- within: the map without a query, scored in all boxes of the image.
+- within: the map without a query, scored in all boxes of the image. `SOURCE*gaussian`: with the center prior.
 - across: the query is a box of at least 32 x 32 pixels' area, the target another image with its class. Scores are
   averaged over classes.
 - control: the same targets, with a box of another class as the query.
@@ -133,13 +134,16 @@ Maps = Callable[[int, tuple[int, int] | None], np.ndarray]  # (target, query or 
 
 def encoder_maps(source: str, images: Sequence[BoxedImage]) -> Maps:
     """Return the maps of an encoder; each image passes the network once."""
-    extractor = load_encoder(source, backend="torch").attention_extractor
-    settings = AttentionSettings()
+    name, times, _ = source.partition("*gaussian")
+    extractor = load_encoder(name, backend="torch").attention_extractor
+    settings = AttentionSettings(center_prior=bool(times))
     seen = [extractor.forward(extractor.prepare(one.image, settings)) for one in images]
 
     def map_of(target: int, query: tuple[int, int] | None) -> np.ndarray:
         if query is None:
             (found,) = extractor.maps(settings, seen[target])
+            if times:
+                return found.shown()
         else:
             box = Box(*map(float, images[query[0]].boxes[query[1]]))
             (found,) = extractor.maps(AttentionSettings(query=box), seen[query[0]], [seen[target]])

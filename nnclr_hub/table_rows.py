@@ -256,7 +256,7 @@ def read_rows(table: LabelTable, columns: Sequence[str] | None = None) -> TableR
         values = {key: _split(cells[column], key in several) for key, column in keys.items()}
         rows.setdefault((id, name_key(path)), []).append(Row(line, id, path, values))
     if not rows:
-        raise NoImages(f"{table} has a header but no rows; add images.")
+        raise NoImages(f"{table} has a header but no rows, so it names no images; give a table with rows.")
     made = TableRows(table, (), frozenset(several))
     joined = tuple(map(made._joined, rows.values()))
     repeated = sum(map(len, rows.values())) - len(joined)

@@ -35,12 +35,13 @@ JSON = "application/json"
 PNG = "image/png"
 DType = Literal["float32", "float16"]
 NUMBER_BYTES = 13  # of a float32 as JSON, with its comma
+FOR_THE_REST = "To read the rest, narrow the request with a filter, or run `nnclr` on the machine with the store."
 CHUNK = 256 << 10  # bytes that are sent at once, and for which permits are taken at once
 
 
 def encoded(value: Any) -> bytes:
     """Return JSON; NumPy arrays become lists, written with the digits of float32."""
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
 
 
 class Answers:
@@ -69,6 +70,37 @@ class Answers:
         return AnswerEncoder(self._admission, budget, self._limit)
 
 
+def bounded(value: Mapping[str, Any], most: int) -> tuple[bytes, str]:
+    """Return an object as JSON of at most `most` bytes, and what is left out of it; "" for nothing.
+
+    The last entries of its longest lists and objects are left out, and a text that is too long.
+    """
+    least = 2 + sum(len(encoded(name)) + 4 for name in value)  # an object of empty lists
+    parts: dict[str, bytes] = {}
+    left_out: list[str] = []
+    many = list | tuple | dict
+    for name in sorted(value, key=lambda name: len(value[name]) if isinstance(value[name], many) else 0):
+        room, one = most - least - sum(map(len, parts.values())), value[name]
+        if not isinstance(one, many):
+            parts[name] = encoded(one)
+            if len(parts[name]) > room:
+                parts[name] = b"null"
+                left_out.append(f"`{name}`")
+            continue
+        entries: list[bytes] = []
+        for entry in one.items() if isinstance(one, dict) else one:
+            entry = encoded(dict([entry]))[1:-1] if isinstance(one, dict) else encoded(entry)
+            room -= len(entry) + 1
+            if room < 0:
+                left_out.append(f"{len(one) - len(entries):,} of the {len(one):,} entries of `{name}`")
+                break
+            entries.append(entry)
+        parts[name] = (b"{%s}" if isinstance(one, dict) else b"[%s]") % b",".join(entries)
+    body = b",".join(encoded(name) + b":" + parts[name] for name in value)
+    why = f" left out, because an answer has at most {most / 1e6:,.1f} MB. {FOR_THE_REST}"
+    return b"{%s}" % body, " and ".join(left_out) + " are" + why if left_out else ""
+
+
 class AnswerEncoder:
     """Encodes the parts of one answer, and counts their bytes."""
 
@@ -87,17 +119,21 @@ class AnswerEncoder:
         parts = []
         for value in values:
             check_cancelled()
-            parts.append((b"," if parts else b"[") + encoded(value))
-            self._size += len(parts[-1])
-            if self._size > self._limit:
-                raise AnswerTooLarge(
-                    f"The answer has more than {self._limit / 1e6:,.0f} MB, which is the limit; request fewer rows, or "
-                    "leave out the vectors."
-                )
-            if self._size > self._held:
-                self._budget.hold(self._admission, 0, CHUNK)
-                self._held += CHUNK
+            parts.append(self.count((b"," if parts else b"[") + encoded(value)))
         return [*parts, b"]"] if parts else [b"[]"]
+
+    def count(self, part: bytes) -> bytes:
+        """Return a part of the answer that is encoded already, and take permits for it; see `list` for errors."""
+        self._size += len(part)
+        if self._size > self._limit:
+            raise AnswerTooLarge(
+                f"The answer has more than {self._limit / 1e6:,.0f} MB, which is the limit; request fewer rows, or "
+                "leave out the vectors."
+            )
+        while self._size > self._held:
+            self._budget.hold(self._admission, 0, CHUNK)
+            self._held += CHUNK
+        return part
 
 
 class PartsResponse(Response):

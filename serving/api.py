@@ -126,7 +126,8 @@ def _equip(app: FastAPI, settings: Settings, engines: Engines, workbench: Workbe
     state.settings, state.engines, state.workbench, state.metrics = settings, engines, workbench, metrics
     state.start_page = lambda: RedirectResponse("/docs")  # replaced if the web app is mounted
     state.on_loaded = lambda: None  # called after loading; `run` freezes the garbage collector then
-    state.jobs = Jobs(workbench, metrics, waiting=settings.jobs_waiting, keep=settings.jobs_kept)
+    most = settings.answer_bytes // 2  # the other fields of a job need some, too
+    state.jobs = Jobs(workbench, metrics, waiting=settings.jobs_waiting, keep=settings.jobs_kept, most=most)
     state.readiness = Startup(engines, workbench, state.jobs)
     state.fetcher = Fetcher(settings, metrics=metrics) if settings.allow_urls else None
     state.answers = Answers(settings, metrics)

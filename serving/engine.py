@@ -359,7 +359,9 @@ class AttentionQuery:
         return self._extractor.maps(self._settings, seen[0], seen[1:])
 
     def _prepare(self, image: ImageLike) -> PreparedImage:
-        prepared = self._extractor.prepare(image, self._settings, has_query=image is self._image)
+        prepared = self._extractor.prepare(
+            image, self._settings, has_query=image is self._image, alone=len(self.images) == 1
+        )
         width, height = prepared.image.size
         with self._lock:
             self._pixels += width * height

@@ -50,6 +50,7 @@ from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.staging import folder_of, renew, staged, unstage
 from nnclr_hub.workbench.tasks import Cancelled, Interrupted, Task, TaskContext, all_tasks
 
+from .answers import bounded
 from .problems import status_of
 from .telemetry import Metrics
 
@@ -81,7 +82,9 @@ class JobStatus:
     begun: whether it ever ran.
     notes: what the work saved for the next attempt, as JSON.
     cancelling: whether its cancellation was requested and has not happened yet.
-    result: the result of a job that is done, as JSON. error: status, code and detail of a job that failed.
+    data: the result of a job that is done, as JSON; None in lists.
+    left_out: what is missing in a result that was too long.
+    error: status, code and detail of a job that failed.
     changes: increases with every visible change.
     """
 
@@ -100,13 +103,19 @@ class JobStatus:
     begun: bool = False
     notes: Mapping[str, Any] = field(default_factory=dict)
     cancelling: bool = False
-    result: Mapping[str, Any] | None = None
+    data: bytes | None = None
+    left_out: str = ""
     error: Mapping[str, Any] | None = None
     changes: int = 0
 
     @property
     def has_ended(self) -> bool:
         return self.state in ("done", "failed", "cancelled")
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The result of a job that is done."""
+        return None if self.data is None else json.loads(self.data)
 
     @property
     def rate(self) -> float | None:
@@ -189,7 +198,7 @@ class JobRecords:
 
     def get(self, id: str) -> JobStatus | None:
         record = self._records.get(JOB, id)
-        return _job(record, record.data) if record else None
+        return _job(record) if record else None
 
     def find_mark(self, mark: str) -> JobStatus | None:
         """Return the job that a request submitted before, or None."""
@@ -209,7 +218,7 @@ class JobRecords:
     def newest_first(self, before: str | None = None) -> Iterator[JobStatus]:
         """Yield all jobs that are older than `before`, without their results."""
         while found := self._records.list(JOB, after=before, limit=PAGE, descending=True):
-            yield from (_job(record, None) for record in found)
+            yield from map(_job, found)
             before = found[-1].name
 
 
@@ -219,12 +228,13 @@ def _end_of(job: JobStatus) -> tuple[float, str, str]:
 
 def _record(job: JobStatus) -> Record:
     """Return the record of a job, with its result apart: it may be large, and lists do not need it."""
-    content = {name: value for name, value in vars(job).items() if name not in ("result", "phase")}
-    return Record(JOB, job.id, content, None if job.result is None else json.dumps(job.result).encode())
+    return Record(
+        JOB, job.id, {name: value for name, value in vars(job).items() if name not in ("data", "phase")}, job.data
+    )
 
 
-def _job(record: Record, result: bytes | None) -> JobStatus:
-    return JobStatus(**record.content, result=None if result is None else json.loads(result))
+def _job(record: Record) -> JobStatus:
+    return JobStatus(**record.content, data=record.data)
 
 
 # ---- jobs at work
@@ -249,14 +259,22 @@ class Jobs:
         metrics: counts jobs.
         waiting: number of jobs that may wait.
         keep: number of ended jobs to keep.
+        most: bytes of a result; more is left out.
         tasks: by kind; None: those of the registry.
     """
 
     def __init__(
-        self, bench: Workbench, metrics: Metrics, *, waiting: int, keep: int, tasks: Mapping[str, Task] | None = None
+        self,
+        bench: Workbench,
+        metrics: Metrics,
+        *,
+        waiting: int,
+        keep: int,
+        most: int = 64_000_000,
+        tasks: Mapping[str, Task] | None = None,
     ) -> None:
         self._bench, self._metrics = bench, metrics
-        self._max_waiting, self._keep = waiting, keep
+        self._max_waiting, self._keep, self._most = waiting, keep, most
         self.tasks = own_tasks() if tasks is None else tasks
         self._queues: dict[str, queue.SimpleQueue[ActiveJob | None]] = {}  # by kind
         self._threads: list[threading.Thread] = []
@@ -552,7 +570,8 @@ class Jobs:
         except Cancelled:
             self._wait_for_disk(lambda: self._end(active, "cancelled"))
         else:
-            changes = {"result": result, "done": active.job.total}
+            data, left_out = bounded(result, self._most)
+            changes = {"data": data, "left_out": left_out, "done": active.job.total}
             self._wait_for_disk(lambda: self._end(active, "done", *context.writes, **changes))
 
     def _fail(self, active: ActiveJob, error: Exception) -> None:

@@ -54,10 +54,20 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path_factory, monkeypatch):
-    """Keep tests out of the user's cache folder."""
-    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory) -> Iterator[None]:
+    """Keep tests and fixtures of every scope out of the user's cache folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NNCLR_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+        yield
+
+
+@pytest.fixture
+def without_graphs(monkeypatch) -> None:
+    """Simulate a machine without the packages for network.onnx, whose export takes seconds."""
+    from nnclr_hub.publish import export
+
+    monkeypatch.setattr(export, "GRAPH_NEEDS", ("no_such_package",))
 
 
 @pytest.fixture(scope="session")

@@ -38,9 +38,8 @@ class Running:
 
     @property
     def engine(self) -> Engine:
-        """The only engine that is loaded."""
-        (engine,) = self.engines.engines
-        return engine
+        """The engine of the default model."""
+        return self.engines.get()
 
 
 def start(model: Path, store: Path, *, page: bool = False, **settings) -> Iterator[Running]:

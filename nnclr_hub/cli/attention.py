@@ -44,6 +44,13 @@ def attention(
         float | None, typer.Option(help="For the [CLS] row: keep the fewest patches that hold this share of it.")
     ] = None,
     max_side: MaxSide = 1024,
+    center_prior: Annotated[
+        bool,
+        typer.Option(
+            help="Of the whole image: show the map times a Gaussian in the center, at a short side of at most 256 "
+            "pixels; or the plain map."
+        ),
+    ] = True,
     opacity: Opacity = 0.6,
     to: Annotated[
         Path, typer.Option("--out", help="Folder for a .png and a .npy per map; or a .png file for a single map.")
@@ -63,7 +70,7 @@ def attention(
 
     check_opacity(opacity)
     query = _query(point, box)
-    settings = AttentionSettings(query, similarity, head, threshold, max_side)
+    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior)
     paths = _output_paths(image, target, to)
     source = reading.within(model)
     decoded, *_ = [_read(one, source) for one in (image, *target)]

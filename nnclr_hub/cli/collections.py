@@ -23,6 +23,7 @@ from nnclr_hub.cli.verbs import (
     Backend,
     Json,
     Model,
+    check_file,
     err,
     fail,
     list_broken,
@@ -197,11 +198,12 @@ def search(
     Example: nnclr search --positive cat.jpg --negative dog.jpg --collection photos --out contact.html
     """
     from nnclr_hub.images.reading import ImageReading
-    from nnclr_hub.workbench.contact_sheet import SheetRow, check_sheet, write_contact_sheet
+    from nnclr_hub.workbench.contact_sheet import HEAD, SheetRow, check_sheet, write_contact_sheet
     from nnclr_hub.workbench.search_query import Example, SearchQuery, attempt
 
     if sheet is not None:
         check_sheet(sheet)
+        check_file(sheet, b"query,rank,id,score", HEAD.encode())
     region: Any = None if box is None else parse_numbers("--box", box, "X0,Y0,X1,Y1")
     if images and not any(image.is_file() for image in images):  # the arguments are probably words or folders
         raise InvalidRequest(f"{images[0]} is not a file; queries are image files, not words or folders.")
@@ -318,11 +320,13 @@ def _print_matches(title: str, matches: Any) -> None:
         out.print(f"{title}: no matches. No item passes the filter, the threshold and the offset.")
         return
     known = any(match.percentile is not None for match in matches)
-    table = new_table(
-        "score", *(["percentile"] if known else []), "id", "label", "path", title=title, title_justify="left"
-    )
-    for match in matches:
+    places = [place_of(match.id, match.metadata) for match in matches]
+    roots = sorted({root for root, _ in places} - {""})
+    title = f"{title}, in {roots[0]}" if len(roots) == 1 else title  # paths are relative to it, as filters read them
+    headings = ["score", *(["percentile"] if known else []), "id", "label", *(["folder"] if roots[1:] else []), "path"]
+    table = new_table(*headings, title=title, title_justify="left")
+    for match, (root, path) in zip(matches, places, strict=True):
         scores = [f"{match.score:.4f}", *([percent_text(match.percentile)] if known else [])]
-        path = str(Path(*place_of(match.id, match.metadata)))
-        table.add_row(*scores, match.id, str(match.metadata.get("label", "")), path)
+        label = str(match.metadata.get("label", ""))
+        table.add_row(*scores, match.id, label, *([root] if roots[1:] else []), path)
     out.print(table)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_tiles
-from nnclr_hub.cli.verbs import Backend, Model, err, list_broken, loaded_encoder, none_read
+from nnclr_hub.cli.verbs import Backend, Model, check_file, err, list_broken, loaded_encoder, none_read
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 SHARD_SIZE = 4096  # as in bulk/plan.py, which would import numpy and Pillow for every verb
 # not that of a folder such as shards-v1.2 or shards.2026-11-23
+# how the files begin
+STARTS = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1", ".csv": b"id,path,label,metadata,"}
 _FILE_SUFFIX = re.compile(r"\.([A-Za-z]{1,8}|h5|hdf5|safetensors)")
 
 
@@ -116,6 +118,8 @@ def _check_inputs(images: list[str], to: Path | None, how: dict[str, Any]) -> No
     if to is not None:
         check_folder(_shards_of(to) if _is_file(to) else to)
         check_format(to)
+        if _is_file(to):
+            check_file(to, STARTS[to.suffix.lower()])
     for place in find_places(images):
         if Path(place).is_dir() and not any(Path(place).iterdir()):
             find_images([place])  # raises; millions of files are listed only by the run itself

@@ -13,7 +13,7 @@ import typer
 from nnclr_hub.cli.options import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.pretraining import INTERRUPTED, Device
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import Backend, Json, err, new_table, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, check_folder, err, new_table, out, print_json
 
 Data = Annotated[
     list[str], typer.Option("--data", help="Folder with train/ and test/, or cifar10, pets, ...; repeatable.")
@@ -71,6 +71,7 @@ def evaluate(
             table.add_row(name, values, about.splitlines()[0])
         out.print(table)
         return
+    check_folder(to, "results.json", "each")
     sources = [reading.within(one) or one for one in sources]
     try:
         records = load_program("training", "evals.evaluate").evaluate(

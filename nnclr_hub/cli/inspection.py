@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import DEFAULT_STORE, Place, ReadingOptions, on_store, reads_labels, reads_tiles
-from nnclr_hub.cli.verbs import Json, Model, err, new_table, out, print_json, show
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError
+from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, out, print_json, show
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
     from nnclr_hub.table_rows import LabelTable
@@ -77,16 +77,15 @@ def inspect(
 
     Example: nnclr inspect pets --server http://127.0.0.1:8000 --compare default --compare pixels
     """
-    if to.exists() and not to.is_dir():
-        raise InvalidRequest(f"--out {to} is a file; use a folder for the report.")
     if compare:
         _compare(compare, given or [], place, field, labels, reading, as_json)
         return
     if given is None or len(given) != 1:
         raise InvalidRequest("Name one folder of images or one collection, for example: nnclr inspect photos.")
     what = given[0]
-    from nnclr_hub.workbench.inspection.findings import LEAST_LABELED, InspectionRequest, write_findings
+    from nnclr_hub.workbench.inspection.findings import JSON_FILE, LEAST_LABELED, InspectionRequest
 
+    check_folder(to, JSON_FILE)
     request = InspectionRequest(what, field, write_fields, label_next, labels, parts)  # type: ignore[arg-type]
     with _bars() as report:
         if _is_collection(what, place):
@@ -99,7 +98,6 @@ def inspect(
         else:
             found = _inspect_folder(what, to, request, model, reading, tiling, report)
     findings = found.findings
-    written = write_findings(findings, to, found.paths)
     counts = {"images": findings["images"], "left_out": findings["left_out"], "unreadable": len(findings["broken"])}
     counts |= {name: sum(one.get("flagged", True) for one in findings[name]) for name in COUNTED}
     table = new_table("", "", show_header=False)
@@ -109,8 +107,8 @@ def inspect(
             needed = f"{LEAST_LABELED} labels of 2 classes" if find_spec("torch") else "torch"
             shown = f"not checked: that needs {needed}"
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
-    last = f"The report is {found.page}; {len(written)} files with its data are next to it."
-    show(as_json, {"report": found.page, "files": [str(path) for path in written], **counts}, table, last)
+    last = f"The report is {found.page}. Its data are in {len(found.files)} files in {to}."
+    show(as_json, {"report": found.page, "files": [str(path) for path in found.files], **counts}, table, last)
 
 
 def _inspect_folder(
@@ -139,8 +137,6 @@ def _is_collection(what: str, place: Place) -> bool:
     """
     from nnclr_hub.images.listing import is_packed
 
-    if place.is_server:
-        return True
     if not (Path(what).exists() or is_packed(what)):
         if "/" in what or not place.exists:
             known = f"neither a folder nor a collection of the store {place.address}"
@@ -151,7 +147,10 @@ def _is_collection(what: str, place: Place) -> bool:
         try:
             with place.opened(read_only=True) as opened:
                 opened.get(what)
-        except NNCLRHubError:  # no such collection; a store that cannot be read does not matter for a folder
+        except NNCLRHubError as error:
+            # a store that nobody named and that cannot be read does not matter for a folder
+            if place.given and not isinstance(error, CollectionNotFound):
+                raise
             found = False
     if found and not place.given:
         note = f"{what} is a folder, and also a collection; this is the folder. For the collection, add --store "
@@ -194,9 +193,9 @@ def _compare(
     """Compare encoders on a collection or a folder; further encoders may follow its name."""
     from nnclr_hub.workbench.inspection.comparison import ComparisonRequest, EncoderComparison, compare_sources
 
-    if place.is_server and not given:
+    if place.given and not given:
         raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
-    if given and (place.is_server or (place.exists and _is_collection(given[0], place))):
+    if given and place.exists and _is_collection(given[0], place):
         models = [one if one in HAND_CRAFTED else reading.within(one) or one for one in [*sources, *given[1:]]]
         with place.bench(read_only=True) as bench, _bars() as report:
             result = bench.run("comparison", ComparisonRequest(given[0], models, field), report("comparing"))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from nnclr_hub.cli.verbs import err
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NotReady, Unauthorized
 
 if TYPE_CHECKING:
@@ -154,7 +155,10 @@ class Place:
         key = os.environ.get(self.key)
         try:
             with Client(self.address, key) as client:
-                if not client.ready() and not client.ready(wait=START_S):
+                is_ready = client.ready()
+                if not is_ready:
+                    err.print(f"The server at {self.address} is starting; waiting up to {START_S:.0f} s.")
+                if not (is_ready or client.ready(wait=START_S)):
                     raise NotReady(f"The server at {self.address} is not ready; GET /readyz reports why.")
                 yield client
         except Unauthorized as error:

@@ -10,7 +10,7 @@ import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import err, new_table, out
+from nnclr_hub.cli.verbs import check_file, check_folder, err, new_table, out
 from nnclr_hub.errors import InvalidRequest
 
 INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
@@ -182,6 +182,7 @@ def ablate(
     _load_plugins(plugins)
     base = load_program("training", "recipes").find_recipe(recipe).with_settings(settings)
     load_program("training", "tables").find_table(table)
+    check_folder(to / table, "results.json", "*/seed-*")
     if not data:
         raise InvalidRequest(f"Give images: nnclr ablate {table} --data PHOTOS.")
     load_program("training", "data.named_sets").check_names(data)
@@ -200,4 +201,6 @@ def report(
     Example: nnclr report runs/nnclr runs/simclr --out comparison.html
     """
     page = to or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
+    page = page / "report.html" if page.is_dir() else page
+    check_file(page, b"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport")
     out.print(load_program("training", "report").write_report(runs, page))

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import Place, ReadingOptions, on_store, reads_images, reads_labels
-from nnclr_hub.cli.verbs import Json, Model, err, list_broken, new_table, out, print_json
+from nnclr_hub.cli.verbs import Json, Model, check_file, check_folder, err, list_broken, new_table, out, print_json
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.terminal import print_data
 
@@ -61,8 +61,7 @@ def fit(
     from nnclr_hub.images.labels import first_names, read_labeled
     from nnclr_hub.progress import bar
 
-    if to.exists() and not to.is_dir():
-        raise InvalidRequest(f"--out {to} is a file; use a folder for the probe.")
+    check_folder(to, "probe.safetensors")
     read_labeled(data, labels)  # a wrong folder is reported before torch is imported
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.probes import FitOptions, fit_on_folder
@@ -152,6 +151,8 @@ def predict(
         raise InvalidRequest("Name images or --collection, and not both.")
     if collection is not None and model is not None:
         raise InvalidRequest("A collection already has its vectors; leave out --model.")
+    if to is not None:
+        check_file(to, b"id,path,label,probability", b"id,path,labels,probability")
     names: Sequence[tuple[Any, Any]]
     if collection is not None:
         from nnclr_hub.probe.linear_probe import LinearProbe

@@ -86,9 +86,12 @@ def export(
         return
     if done.verdict:
         out.print(f"Verdict: {done.verdict}", markup=False)
+    if done.metrics:
+        out.print("Accuracies of the run, which the card shows: PROTOCOL/IMAGES, from 0 to 1.")
     for name, value in done.metrics.items():
         again = done.rechecked[name]
-        out.print(f"{name} {value}: " + ("not checked" if again is None else f"measured again, {again}"))
+        checked = "not checked; --data measures it again" if again is None else f"measured again, {again}"
+        out.print(f"{name} {value}: {checked}")
     out.print(f"Wrote {done.folder}")
 
 

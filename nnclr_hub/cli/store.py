@@ -457,7 +457,7 @@ def duplicates(
     groups = [[id for id in one["ids"] if id in places] for one in found["groups"]]
     counts = {"found": found["found"], "surplus": found["surplus"]}
     if as_json:
-        named = [[{"id": id, "path": str(Path(*places[id]))} for id in group] for group in groups]
+        named = [[{"id": id, "root": places[id][0], "path": places[id][1]} for id in group] for group in groups]
         print_json({"collection": name, **counts, "groups": named, "without_hash": unknown})
         return
     roots = {places[id][0] for group in groups for id in group}
@@ -821,10 +821,11 @@ def backup(
 
     with place.bench(read_only=True) as bench, bar(err, "copying", unit="MB") as advance:
         report = bench.run("backup", BackupRequest(keep, destination), in_megabytes(advance))
+    where = destination or "the folder that NNCLR_BACKUP_TO names on the server"
     show(
         as_json,
         {"destination": destination, **report},
-        f"Backup {report['id']}: {report['items']} items in {report['collections']} collections, "
+        f"Backup {report['id']} in {where}: {report['items']} items in {report['collections']} collections, "
         f"{report['written'] / MEGABYTE:.1f} MB copied, {report['size'] / MEGABYTE:.1f} MB in all.",
         f"{report['removed']} older backups were removed; {report['freed'] / MEGABYTE:.1f} MB were freed."
         if report["removed"] or report["freed"]

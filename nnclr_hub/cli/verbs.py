@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -279,6 +280,28 @@ def new_table(*headings: str, right: Container[str] = (), rows: Iterable[Sequenc
     for row in rows:
         table.add_row(*map(str, row))
     return table
+
+
+def check_folder(to: Path, *marks: str) -> None:
+    """Raise InvalidRequest if --out is a file, or a folder with files of another origin.
+
+    Args:
+        marks: patterns of files of which an earlier call of the verb wrote at least one.
+    """
+    if to.exists() and not to.is_dir():
+        raise InvalidRequest(f"--out {to} is a file; name a folder.")
+    held = sorted(one.name for one in to.iterdir() if not one.name.startswith(".")) if to.exists() else []
+    if held and not any(any(to.glob(mark)) for mark in marks):
+        raise InvalidRequest(f"--out {to} holds other files, such as {held[0]}; name a new or an empty folder.")
+
+
+def check_file(to: Path, *starts: bytes) -> None:
+    """Raise InvalidRequest if --out is a file that does not start as a result of the verb does."""
+    if to.is_file() and to.stat().st_size:
+        with to.open("rb") as file:
+            head = file.read(max(map(len, starts)))
+        if not head.startswith(starts):
+            raise InvalidRequest(f"--out {to} is a file of another origin; name another file, or delete it.")
 
 
 def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:

@@ -148,12 +148,15 @@ class Client:
             return collection.index_folder(request, progress=progress)
 
     def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
-        """Inspect a collection in a job; the report is a page of the web app."""
+        """Inspect a collection in a job; write the tables. The report is a page of the web app."""
+        from nnclr_hub.workbench.inspection.findings import write_findings
+
         self.run("inspection", request, report("inspecting"))
         collection = self.collection(request.collection)
         paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
         page = f"{self._connection.url.rstrip('/')}/#/insights/{quote(request.collection)}"
-        return Inspected(dict(collection.inspection().findings), paths, page)
+        findings = dict(collection.inspection().findings)
+        return Inspected(findings, paths, page, write_findings(findings, folder, paths))
 
     def abandon_reembed(self, name: str) -> None:
         """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
@@ -176,13 +179,13 @@ class Client:
             progress: of the upload of a file: called with (done, total), in bytes.
         """
         found = find_task(task)
-        path, params, body = found.call(request)
         if found.upload:
+            found.call(request)  # refuses what only a store of this machine has
             file, format = getattr(request, found.upload), getattr(request, "format", None)
             return self.collection(getattr(request, "collection", "")).import_file(
                 file, format=format or None, progress=progress
             )
-        return self._connection.send(Call("POST", f"/api/v1{path}", params, json=body)).read(Job.of)
+        return self.jobs.start(task, request)
 
     # ---- models
 
@@ -293,6 +296,7 @@ class Client:
         threshold: float | None = None,
         max_side: int | None = None,
         *,
+        center_prior: bool = True,
         model: str | None = None,
         collection: str | None = None,
     ) -> AttentionMap | list[AttentionMap]:
@@ -310,6 +314,7 @@ class Client:
         if several and not targets:
             raise InvalidRequest("The list of target images is empty; leave target out, or give an image.")
         said = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
+        said["center_prior"] = center_prior
         said |= {"model": model, "collection": collection, **_query_fields(query)}
         files = [image_file(one) for one in (image, *targets)]
         parts = [("target" if i else "image", file) for i, file in enumerate(files)]
@@ -343,4 +348,4 @@ def _map(body: dict[str, Any], data: bytes) -> AttentionMap:
         for i in (0, 1)
     )
     low, high = body["limits"]
-    return AttentionMap(values, body["kind"], Grid(down, across), (low, high), decode_image(data))
+    return AttentionMap(values, body["kind"], Grid(down, across), (low, high), decode_image(data), body["center_prior"])

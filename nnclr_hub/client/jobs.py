@@ -12,10 +12,12 @@ from typing import Any
 from nnclr_hub.client.transport import Call, Connection, make_error
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
 from nnclr_hub.store.base import Progress
+from nnclr_hub.workbench.tasks import Request, find_task
 
 log = logging.getLogger(__name__)
 ROOT = "/api/v1/jobs"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two requests for the state of a job
+PATIENCE_S = 120.0  # maximum wait for a busy server
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ class RemoteJobs:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
+    def start(self, task: str, request: Request) -> Job:
+        """Start a job that runs a task of `workbench.tasks` without a file."""
+        path, params, body = find_task(task).call(request)
+        return self._connection.send(Call("POST", f"/api/v1{path}", params, json=body)).read(Job.of)
+
     def get(self, id: str) -> Job:
         """Return the current state of a job; JobNotFound is raised if no job has that id, or it ended long ago."""
         return self._connection.send(Call("GET", _path(id))).read(Job.of)
@@ -82,9 +89,11 @@ class RemoteJobs:
         """
         end = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_PAUSE_S
+        afterwards = f"The job {id} continues when the server starts again."
+        call = Call("GET", _path(id), patience=PATIENCE_S, afterwards=afterwards)
         try:
             while True:
-                job = self._connection.send(Call("GET", _path(id), patience=120.0)).read(Job.of)
+                job = self._connection.send(call).read(Job.of)
                 progress(job.done, job.total)
                 if job.error is not None:
                     raise job.error

@@ -23,7 +23,7 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import parse
-from nnclr_hub.workbench.folder_changes import FolderImage, IndexReport, find_changes
+from nnclr_hub.workbench.folder_changes import FolderImage, IndexReport, find_changes, warn_of_other_sources
 from nnclr_hub.workbench.inspections import KeptInspection, Placements
 from nnclr_hub.workbench.payload import decode_vector, encode_vector, image_file
 from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
@@ -274,6 +274,8 @@ class RemoteCollection(Collection):
         held = {item.id: dict(item.metadata) for page in indexed for item in page if "root" in item.metadata}
         known = own_items(self.name, listing, held)
         changes = find_changes(listing, known, prune=request.prune, unique=request.source is not None)
+        if request.prune:
+            warn_of_other_sources(listing, held, "if they are of this folder, repeat with --source {}")
         done, failed = [0], []
 
         def send(images: Sequence[FolderImage]) -> None:
@@ -342,9 +344,10 @@ class RemoteCollection(Collection):
         refuse("run `nnclr store repair` on the machine of the server")
 
     def _done(self, kind: str, progress: Progress) -> Mapping[str, Any]:
-        call = Call("POST", f"{API}/jobs", json={"kind": kind, "collection": self.name})
-        job = self._connection.send(call).read(Job.of)
-        return RemoteJobs(self._connection).wait(job.id, progress=progress).result or {}
+        from nnclr_hub.workbench.maintenance import CollectionRequest
+
+        jobs = RemoteJobs(self._connection)
+        return jobs.wait(jobs.start(kind, CollectionRequest(self.name)).id, progress=progress).result or {}
 
     # ---- inspections
 

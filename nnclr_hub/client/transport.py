@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 CONNECTIONS = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
 LOST = 5  # attempts without an answer, for a call without `patience`
+# for a call with `patience`, from the first attempt without an answer on: the limit, and what is not worth a word
+OUTAGE_S, MOMENT_S = 120.0, 1.0
 J = TypeVar("J")
 T = TypeVar("T")
 
@@ -85,7 +87,9 @@ class Call:
 
     json, content, files, fields: the body: JSON, bytes, or a form with parts (name, (file name, bytes)).
     parts: number of images or rows; the answer may report an error for each of them.
-    patience: seconds, beyond the client's timeout, to wait for a busy or restarting server.
+    patience: seconds, beyond the client's timeout, to wait for a busy server. A server that does not answer has
+        OUTAGE_S to restart.
+    afterwards: what the user can do if the server does not answer; a sentence.
     accepts: statuses of results besides 2xx.
     once: never repeat it.
     gone: the error which, after an attempt without an answer, means that this attempt succeeded.
@@ -101,6 +105,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     parts: int = 0
     patience: float = 0.0
+    afterwards: str = ""
     accepts: Sequence[int] = ()
     once: bool = False
     gone: type[NNCLRHubError] | None = None
@@ -138,6 +143,9 @@ class Connection:
         self.url, self._timeout = url, timeout
         self._http = httpx.Client(base_url=url, headers=headers, limits=CONNECTIONS)
         self._interrupted = threading.Event()
+        self._lock = threading.Lock()
+        # when an attempt found no server, unless one has answered since; and whether that was logged
+        self._outage: tuple[float, bool] | None = None
 
     def close(self) -> None:
         self._http.close()
@@ -147,7 +155,8 @@ class Connection:
 
         Temporary refusals (429, 503) are repeated after the server's Retry-After, lost connections after an
         exponential pause with jitter. At the deadline the last error is raised. If nothing answers at all, a few
-        attempts are enough, since the address is probably wrong.
+        attempts are enough, since the address is probably wrong. Calls with patience share one limit for an outage
+        of the server, and report it once.
         """
         deadline = self.clock() + self._timeout + call.patience
         lost = False  # whether an attempt without an answer may have been executed
@@ -157,28 +166,39 @@ class Connection:
                 answer = self.attempt(call, min(self._timeout, deadline - self.clock()))
             except (ServerUnreachable, DeadlineExceeded) as error:
                 failure: NNCLRHubError = error
-                lost = True
+                lost = silent = True
             else:
                 if call.takes(answer):
+                    self._outage = None
                     return answer
                 failure, after = error_of(answer), _retry_after(answer)
                 if lost and call.gone is not None and isinstance(failure, call.gone):
                     return answer
-                lost = lost or isinstance(failure, ServerUnreachable)  # from a proxy: the server may have died
+                silent = isinstance(failure, ServerUnreachable)  # from a proxy: the server may have died
+                lost = lost or silent
+                self._outage = self._outage if silent else None
             if call.once or (after is None and not _is_temporary(failure, call, attempt)):
                 raise failure
             left = deadline - self.clock()
-            if call.patience and attempt + 1 == LOST:
-                log.warning(
-                    "%s Retrying for another %.0f s; an interrupted upload continues when it is repeated.",
-                    failure,
-                    left,
-                )
+            if call.patience and silent:
+                left = min(left, self._left_of_outage(call, failure))
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + self.jitter() / 2)
             if (pause := max(after or 0.0, pause)) >= left:
-                raise failure
+                raise type(failure)(f"{failure} {call.afterwards}") if silent and call.afterwards else failure
             self.pause(pause)
         raise AssertionError("count() does not end")
+
+    def _left_of_outage(self, call: Call, failure: NNCLRHubError) -> float:
+        """Return for how many seconds an outage is waited for; log it once, unless it is over in a moment."""
+        with self._lock:
+            now = self.clock()
+            begun, is_logged = self._outage or (now, False)
+            left = begun + OUTAGE_S - now
+            if now > begun + MOMENT_S and not is_logged:
+                log.warning("%s Retrying for another %.0f s. %s", failure, left, call.afterwards)
+                is_logged = True
+            self._outage = begun, is_logged
+            return left
 
     def attempt(self, call: Call, seconds: float) -> Answer:
         """Send a call once; ServerUnreachable or DeadlineExceeded is raised if there is no answer."""

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 MOST = 64  # images per request
 MOST_BYTES = 19_000_000  # leaves space for the headers of the parts below the server's 20 MB
 PART = 8 << 20  # bytes of a request with a part of a file
-PATIENCE_S = 600.0  # maximum wait of an upload for a busy or restarting server
+PATIENCE_S = 600.0  # maximum wait of an upload for a busy server
+AGAIN = "Run it again to continue: what the server has stored is not sent again."
 T = TypeVar("T")
 File = tuple[str, bytes]  # name and content
 
@@ -64,7 +65,8 @@ def send_images(
     files = [("files", file) for file, _ in images]
     fields = {"items": to_json([note for _, note in images])}
     try:
-        answer = connection.send(Call("POST", path, files=files, fields=fields, parts=len(files), patience=PATIENCE_S))
+        call = Call("POST", path, files=files, fields=fields, parts=len(files), patience=PATIENCE_S, afterwards=AGAIN)
+        answer = connection.send(call)
     except RequestTooLarge as error:
         if len(images) == 1:
             return [ImageTooLarge(str(error))]
@@ -197,7 +199,8 @@ def upload_file(
             data = opened.read(PART)
         last = received + len(data) >= size
         headers |= {"Upload-Offset": str(received), "Upload-Complete": "?1" if last else "?0"}
-        state = connection.send(Call("POST", path, content=data, headers=headers, patience=PATIENCE_S)).json()
+        call = Call("POST", path, content=data, headers=headers, patience=PATIENCE_S, afterwards=AGAIN)
+        state = connection.send(call).json()
         received = state["received"]
         if state["job"] is not None:
             progress(size, size)

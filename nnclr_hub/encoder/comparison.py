@@ -76,7 +76,7 @@ def compare(
             columns.append(EncoderColumn(name, (), str(error)))
             continue
         for image in images:
-            maps.append(encoder.attention(image, max_side=max_side))
+            maps.append(encoder.attention(image, max_side=max_side, center_prior=False))
             progress(len(columns) * len(images) + len(maps), len(named) * len(images))
         columns.append(EncoderColumn(name, tuple(maps)))
     progress(len(named) * len(images), len(named) * len(images))

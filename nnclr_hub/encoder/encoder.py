@@ -308,6 +308,8 @@ class Encoder:
         head: int | None = None,
         threshold: float | None = None,
         max_side: int = MAX_SIDE,
+        *,
+        center_prior: bool = True,
     ) -> AttentionMap: ...
 
     @overload
@@ -321,6 +323,7 @@ class Encoder:
         head: int | None = None,
         threshold: float | None = None,
         max_side: int = MAX_SIDE,
+        center_prior: bool = True,
     ) -> list[AttentionMap]: ...
 
     def attention(
@@ -332,6 +335,8 @@ class Encoder:
         head: int | None = None,
         threshold: float | None = None,
         max_side: int = MAX_SIDE,
+        *,
+        center_prior: bool = True,
     ) -> AttentionMap | list[AttentionMap]:
         """Return where the encoder attends in the whole, uncropped image; see `nnclr_hub.encoder.attention`.
 
@@ -343,6 +348,8 @@ class Encoder:
             threshold: keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
             max_side: maximum of the input's long side, in pixels; less if the map would exceed 4096 cells, as with
                 patches of 8 above 512 x 512.
+            center_prior: of the whole image, without a target: its overlay shows the map times a Gaussian in the
+                center; see `AttentionSettings`.
 
         Returns:
             The map of the image or of the target; a list for a list of targets.
@@ -355,7 +362,8 @@ class Encoder:
         targets: list[Any] = [] if target is None else list(target) if several else [target]
         if several and not targets:
             raise InvalidRequest("The list of target images is empty; leave target out, or name at least one image.")
-        maps = self.attention_maps(AttentionSettings(query, similarity, head, threshold, max_side), image, targets)
+        settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior)
+        maps = self.attention_maps(settings, image, targets)
         return maps if several else maps[0]
 
     # ---- the two halves of `embed`, for programs that decode and batch themselves

@@ -37,7 +37,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.images.reading import ImageReading
-from nnclr_hub.images.source import ARCHIVES, CLS, COMPRESSED, TABLE, ZIP, Place, Source, Text, archive_kind, in_words
+from nnclr_hub.images.source import (
+    ARCHIVES,
+    CLS,
+    COMPRESSED,
+    TABLE,
+    TAR,
+    ZIP,
+    Place,
+    Source,
+    Text,
+    archive_kind,
+    in_words,
+)
 from nnclr_hub.remote_files import expand, is_address, open_file_system, reading
 
 if TYPE_CHECKING:
@@ -54,6 +66,7 @@ COMPANIONS = frozenset(
     [".csv", ".tsv", ".json", ".jsonl", ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".log", ".db"]
 )
 SHOWN = 8  # suffixes in a warning
+MOST_SUFFIXES, OTHER_SUFFIXES = 50, "other suffixes"  # of files that are left out and counted
 LABELS_FILE = "labels.csv"
 UNLABELED = ("unlabeled", "unlabelled")
 SPLITS = ("train", "val", "test", *UNLABELED)  # names of folders, see `find_splits`
@@ -318,7 +331,7 @@ def _folder(folder: Path | str, start: str = "") -> tuple[Place, Iterator[Source
     if archives := others[".tar"] + others[".zip"]:
         warn_once(f"{absolute} contains images, so its {archives} archives (tar, zip) are not read; pass them by name")
     _warn_of(str(absolute), Counter({kind: n for kind, n in others.items() if kind not in (".tar", ".zip")}))
-    place, labels = Place(str(folder), str(absolute), left_out=tuple(others.most_common())), labels_of(parents)
+    place, labels = Place(str(folder), str(absolute), left_out=most_common(others)), labels_of(parents)
 
     def images() -> Iterator[Source]:
         for path, entry in walk(folder, start):
@@ -347,7 +360,7 @@ _last_survey = lru_cache(maxsize=4)(_survey)
 
 def empty_place(folder: Path) -> Place:
     """Return a folder whose images were all removed."""
-    return Place(str(folder), str(folder.resolve()), left_out=tuple(_survey(folder)[1].most_common()))
+    return Place(str(folder), str(folder.resolve()), left_out=most_common(_survey(folder)[1]))
 
 
 def _size_and_time(path: str) -> tuple[int, float]:
@@ -369,6 +382,13 @@ def _without_descriptions(archives: Iterable[str]) -> list[str]:
     archives = list(archives)
     tars = {os.path.splitext(path)[0] for path in archives if not path.lower().endswith(TABLE)}
     return [one for one in archives if not one.lower().endswith(TABLE) or os.path.splitext(one)[0] not in tars]
+
+
+def most_common(others: Counter[str]) -> tuple[tuple[str, int], ...]:
+    """Return the numbers of other files by suffix, with one number for the rarest: a name may have any suffix."""
+    common = [one for one in (+others).most_common() if one[0] != OTHER_SUFFIXES]
+    rest = others[OTHER_SUFFIXES] + sum(number for _, number in common[MOST_SUFFIXES:])
+    return (*common[:MOST_SUFFIXES], *([(OTHER_SUFFIXES, rest)] if rest else ()))
 
 
 def _unexpected(others: Counter[str]) -> Counter[str]:
@@ -466,7 +486,7 @@ def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
 
     def archive(place: str, about: dict[str, Any]) -> tuple[Place, list[Source]]:
         with reading(place), files.open(about["name"], "rb") as file:
-            return list_archive(Place(place, place, archive_kind(place), _changed(about)), file)
+            return _warned(*_listed(Place(place, place, archive_kind(place), _changed(about)), file, False))
 
     with reading(address):
         try:
@@ -488,7 +508,7 @@ def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
     visible = sorted((path for path in found if inside(path, others)), key=lambda path: path.split("/"))
     if images := [path for path in visible if is_image(path)]:
         _warn_of(address, others)
-        place = Place(address, address.rstrip("/"), left_out=tuple(others.items()))
+        place = Place(address, address.rstrip("/"), left_out=most_common(others))
         yield place, _labeled(place, (_at(place, path, found[path]) for path in images))
         return
     archives = _without_descriptions(path for path in visible if path.lower().endswith(ARCHIVES))
@@ -512,7 +532,6 @@ def _changed(about: dict[str, Any]) -> float:
 # ---- archives --------------------------------------------------------------------------------------------------------
 
 MOST_FILES = 100_000  # of an archive that someone sent
-MOST_SUFFIXES, OTHER_SUFFIXES = 50, "other suffixes"  # of files that are left out and counted
 MOST_UNPACKED = 20_000_000_000  # bytes of all its files
 MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, uncompressed drawings up to 50
 RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
@@ -527,23 +546,50 @@ _DRIVE = re.compile(r"^[A-Za-z]:(?=/)")
 
 
 def _archive(path: str) -> tuple[Place, list[Source]]:
-    with open(path, "rb") as file:
-        changed = os.fstat(file.fileno()).st_mtime
-        return list_archive(Place(str(Path(path)), os.path.realpath(path), archive_kind(path), changed), file)
+    return list_archive(Place(str(Path(path)), os.path.realpath(path), archive_kind(path), os.stat(path).st_mtime))
 
 
-def list_archive(place: Place, file: BinaryIO, *, limited: bool = False) -> tuple[Place, list[Source]]:
-    """List the images of an archive, in its order; the number of its other files by suffix is part of the place.
+def list_archive(place: Place, *, limited: bool = False) -> tuple[Place, list[Source]]:
+    """List the images of an archive of this machine, in its order, in another process if this one uses them.
+
+    The number of its other files by suffix is part of the place.
 
     Args:
         place: the archive; `given` is its name in messages.
-        file: the archive, which can be read anywhere.
-        limited: refuse an archive with too many files, and a zip with too many bytes; the file is then a local one.
+        limited: refuse an archive with too many files, and a zip with too many bytes.
 
     Raises:
         InvalidRequest: it is damaged, truncated, compressed as a whole, encrypted, or contains a header that is too
             large.
     """
+    from nnclr_hub.images.pool import run_in_reader  # which the client does without
+
+    try:
+        return _warned(*run_in_reader(_list_file, place.absolute, place, limited))
+    except ImageError as error:  # the process was ended
+        raise InvalidRequest(
+            f"{place.given} takes too much time or memory to list, or is damaged; create it again, or unpack it."
+        ) from error
+
+
+def _list_file(path: str, place: Place, limited: bool) -> tuple[Place, list[Source]]:
+    with open(path, "rb") as file:
+        return _listed(place, file, limited)
+
+
+def _warned(place: Place, images: list[Source]) -> tuple[Place, list[Source]]:
+    """Return what was listed; warn of the other files, and of images without a text in an archive of samples."""
+    others = Counter(dict(place.left_out))
+    _warn_of(place.given, others)
+    bare = [image.path for image in images if not image.texts] if place.archive == TAR else []
+    if bare and (others[UNMATCHED] or len(bare) < len(images)):
+        warn_once(
+            f"{len(bare)} of the {len(images)} images in {place.given} have no text (cls, txt, json), such as {bare[0]}"
+        )
+    return place, images
+
+
+def _listed(place: Place, file: BinaryIO, limited: bool) -> tuple[Place, list[Source]]:
     others = Counter[str]()
     if place.archive == TABLE:  # sizes are unknown (0) without reading all images
         from nnclr_hub.images.parquet import rows
@@ -555,11 +601,7 @@ def list_archive(place: Place, file: BinaryIO, *, limited: bool = False) -> tupl
         images = list((_zip_images if is_zip else _tar_images)(place, file, others, limited))
     if repeated := len(images) - len({one.path for one in images}):
         others[REPEATED] = repeated
-    _warn_of(place.given, others)
-    common = (+others).most_common()
-    if rest := sum(number for _, number in common[MOST_SUFFIXES:]):  # a name may have any suffix
-        common = [*common[:MOST_SUFFIXES], (OTHER_SUFFIXES, rest)]
-    place = replace(place, left_out=tuple(common))
+    place = replace(place, left_out=most_common(others))
     return place, _labeled(place, images)
 
 
@@ -651,7 +693,6 @@ def _tar_images(place: Place, file: BinaryIO, others: Counter[str], limited: boo
     The files of a sample have the same name up to the first dot, which is the key, in any order. A text belongs to the
     only image of its sample, or to the only one that has its name without the suffix: `0.cls` to `0.jpg`, and not to
     the mask `0.seg.png`. The other images of a sample have neither key nor texts. Of equal names, the last one counts.
-    A warning counts the images without a text in an archive of samples.
     """
     images: list[tuple[str, int, float, int]] = []
     texts: dict[str, dict[str, Text]] = defaultdict(dict)  # by the path without the suffix
@@ -682,10 +723,6 @@ def _tar_images(place: Place, file: BinaryIO, others: Counter[str], limited: boo
         yield Source(place, path, size, mtime, offset, key=key if named else "", texts=own)
     for kind, count in unmatched.items():  # without samples, a .json or .txt may be any file
         others[UNMATCHED if texts_of or kind == CLS else f".{kind}"] += count
-    if bare := [path for path, *_ in images if path not in texts_of] if texts_of or unmatched[CLS] else []:
-        warn_once(
-            f"{len(bare)} of the {len(images)} images in {place.given} have no text (cls, txt, json), such as {bare[0]}"
-        )
 
 
 def _key(path: str) -> str:

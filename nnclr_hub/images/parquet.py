@@ -54,7 +54,7 @@ def read_row(table: str, changed: float, row: int) -> bytes:
 
     def read() -> Any:
         with _opened(table) as file:
-            column = file.read_row_group(group, columns=[layout.column]).column(0)
+            column = file.read_row_group(group, columns=[layout.column], use_threads=False).column(0)
             return _field(column.combine_chunks(), layout.column)
 
     values = _groups.get((table, changed, group), read, lambda values: values.nbytes)
@@ -84,7 +84,7 @@ def rows(table: str, changed: float) -> Iterator[tuple[str, str]]:
             yield from repeat(None, layout.groups[-1] if layout.groups else 0)
             return
         with _opened(table) as file:
-            for batch in file.iter_batches(columns=[column]):
+            for batch in file.iter_batches(columns=[column], use_threads=False):
                 yield from _field(batch.column(0), column).to_pylist()
 
     for number, (name, label) in enumerate(zip(values(layout.names), values(layout.label), strict=True)):

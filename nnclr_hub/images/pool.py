@@ -36,7 +36,7 @@ from typing import Any, Self, TypeVar
 
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady, ServiceError
-from nnclr_hub.images.source import Source
+from nnclr_hub.images.source import TABLE, Source
 
 T = TypeVar("T")
 FEW = 200  # below this number of images, starting processes (0.4 s) takes longer than they save
@@ -88,6 +88,10 @@ def parse_bytes(text: str) -> int:
     return int(text) if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+# of one archive to list, or of one row group, which is in memory as a whole
+READING = DecodingLimits(300.0, 6_000_000_000)
+
+
 class DecodingPool:
     """The decoding processes of this process; they start when they are needed.
 
@@ -104,6 +108,8 @@ class DecodingPool:
         self._size, self._limits, self._on_killed = size, limits, on_killed
         self._running: set[_Worker] = set()
         self._closed = False
+        self._reader: DecodingPool | None = None
+        self._starting = threading.Lock()
         # a process, or None for one that is not started; the last one that was used is taken first
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
         for _ in range(size):
@@ -164,9 +170,20 @@ class DecodingPool:
                 self._free.put(None if worker is None or worker.connection.closed else worker)
         return results
 
+    @property
+    def reader(self) -> DecodingPool:
+        """The one process that reads tables and the directories of archives, because it keeps row groups in memory."""
+        with self._starting:
+            self._check_open()
+            self._reader = self._reader or DecodingPool(1, READING, self._on_killed)
+            return self._reader
+
     def close(self) -> None:
         """End the processes; images that they decode fail with NotReady."""
-        self._closed = True
+        with self._starting:
+            self._closed = True
+        if self._reader is not None:
+            self._reader.close()
         for _ in range(self._size):
             while True:
                 for worker in tuple(self._running):
@@ -278,7 +295,7 @@ def _serve(connection: Connection) -> None:
                 result = operation(source, *arguments)
             except MemoryError:
                 result = ImageTooExpensive("Too little memory to decode the image.")
-            except NNCLRHubError as error:
+            except (NNCLRHubError, OSError, ImportError) as error:
                 result = error
             except Exception as error:  # noqa: BLE001 - the parent raises it
                 result = RuntimeError(f"decoding failed ({type(error).__name__}: {error})")
@@ -359,10 +376,23 @@ def run_isolated_each(operation: Callable[..., T], sources: Sequence[Any], *argu
     return attempt_each(lambda source: run_isolated(operation, source, *arguments), sources)
 
 
+def run_in_reader(operation: Callable[..., T], source: Any, *arguments: Any) -> T:
+    """Return operation(source, *arguments) for an archive of this machine; see `DecodingPool.reader`."""
+    pool = active_pool()
+    return operation(source, *arguments) if pool is None else pool.reader.run(operation, source, *arguments)
+
+
+def read_bytes(source: Source) -> bytes:
+    """Return the bytes of an image; see `Source.read`."""
+    if source.place.archive == TABLE and source.place.is_local:
+        return run_in_reader(Source.read, source)
+    return source.read()
+
+
 def read_packed(source: Any) -> Any:
     """Return what is decoded of a source: the path of its file, the bytes of a packed image, or a tile as it is."""
     if isinstance(source, Source):
-        return source if source.box is not None else source.file or source.read()
+        return source if source.box is not None else source.file or read_bytes(source)
     return source.read() if hasattr(source, "read") else source  # of the caller's own type
 
 

@@ -36,7 +36,16 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.disk import PAGE_SIZE, fsync_folder, make_folder, read_id, translated, write_id, written_whole
+from nnclr_hub.store.disk import (
+    HINT,
+    PAGE_SIZE,
+    fsync_folder,
+    make_folder,
+    read_id,
+    translated,
+    write_id,
+    written_whole,
+)
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import schema
 from nnclr_hub.store.folder.catalog import CATALOG
@@ -136,9 +145,12 @@ def back_up(
         place.write(f"backups/{id}.json", json.dumps({"sha256": _checksum(content), **content}, indent=1).encode())
         reached("backup.done")
         if copy.damaged:
+            name, error = next(iter(copy.damaged.items()))
+            reason = str(error).removesuffix(f"; {HINT}.")
             raise StoreCorrupt(
                 f"Backup {id} has the rest of the store, but not {', '.join(copy.damaged)}; no older backup was "
-                f"removed. {next(iter(copy.damaged.values()))}"
+                f"removed. {reason}. Every backup ends like this until you run `nnclr store repair {name}` or `nnclr "
+                f"store drop {name}`."
             )
         try:
             removed, freed = (0, 0) if keep is None else _prune(place, keep)

@@ -11,7 +11,7 @@ from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidReques
 from nnclr_hub.html_table import html_table
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.facets import Facet
-from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where, is_same
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
@@ -82,6 +82,18 @@ class Collection(Protocol):
             keep: see `update_metadata`.
         """
         ...
+
+    def delete_unchanged(self, items: Sequence[Item]) -> list[Item]:
+        """Delete items that are still as `get` returned them; return the others that still exist, as they are now.
+
+        Milvus has no transactions: there, a write of another client in between goes unnoticed.
+        """
+        before = {item.id: item for item in items}
+        now = self.get(list(before))
+        same = [item.id for item in now if is_same(item, before[item.id])]
+        if same:
+            self.delete(same)
+        return [item for item in now if item.id not in set(same)]
 
     def change_indexed(self, keys: Sequence[str]) -> None:
         """Index these metadata keys and no others. A new filter on another key reads all metadata."""

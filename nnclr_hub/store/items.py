@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -76,6 +77,12 @@ class SearchOptions:
     with_vector: bool = False
     effort: int | None = None
     with_percentile: bool = False
+
+
+def is_same(one: Item, other: Item) -> bool:
+    """Return whether two items have the same vector, metadata and thumbnail."""
+    texts = [json.dumps(item.metadata, sort_keys=True) for item in (one, other)]  # 1 == True, and they are not the same
+    return texts[0] == texts[1] and one.thumbnail == other.thumbnail and np.array_equal(one.vector, other.vector)
 
 
 def percent_text(share: float | None) -> str:

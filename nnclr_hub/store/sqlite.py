@@ -93,7 +93,7 @@ def quick_check(connection: sqlite3.Connection, path: Path, check: str = "quick_
     """Check the size of the file, and run SQLite's check of it; "integrity_check" compares indexes, too."""
     with translated(path):
         check_size(connection, path)
-        found = connection.execute(f"PRAGMA {check}(1)").fetchone()[0]
+        found = " ".join(connection.execute(f"PRAGMA {check}(1)").fetchone()[0].split())  # may be lines
     if found != "ok":
         raise StoreCorrupt(f"{path} is damaged ({found}; nothing was changed); {HINT}.")
 

@@ -177,7 +177,9 @@ def _scalars(value: Any, kind: str) -> tuple[Any, ...]:
 def _bounds(value: Any, kind: str) -> tuple[tuple[str, Any], ...]:
     valid = isinstance(value, Mapping) and bool(value) and all(name in COMPARISONS for name in value)
     _require(valid, kind, f"an object with some of {', '.join(COMPARISONS)}", value)
-    return tuple((name, _ordered(bound, kind)) for name, bound in value.items())
+    bounds = tuple((name, _ordered(bound, kind)) for name, bound in value.items())
+    _require(len({isinstance(bound, str) for _, bound in bounds}) == 1, kind, "numbers only or strings only", value)
+    return bounds
 
 
 def _flag(value: Any, kind: str) -> bool:

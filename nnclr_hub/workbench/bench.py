@@ -39,11 +39,13 @@ class Inspected:
     findings: the content of findings.json.
     paths: of the items, by id.
     page: the report: a file, or an address of the web app.
+    files: findings.json and the tables.
     """
 
     findings: Mapping[str, Any]
     paths: Mapping[str, str]
     page: str
+    files: Sequence[Path]
 
 
 class Bench(Protocol):
@@ -113,7 +115,7 @@ class Bench(Protocol):
         ...
 
     def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
-        """Inspect a collection; write the report, if it is a page of this machine, to the folder.
+        """Inspect a collection; write the tables, and the report unless it is a page of a server, to the folder.
 
         Args:
             request: an InspectionRequest.

@@ -23,6 +23,7 @@ from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
 from nnclr_hub.store.where import parse, value_of
+from nnclr_hub.workbench.bench import Bench
 from nnclr_hub.workbench.metadata import PIXEL_HASH
 from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
 
@@ -60,7 +61,7 @@ class DuplicatesRequest(Request):
 
 
 @task("duplicates", DuplicatesRequest, path="/collections/{collection}/duplicates")
-def find_duplicates(bench: Any, request: DuplicatesRequest, context: TaskContext) -> dict[str, Any]:
+def find_duplicates(bench: Bench, request: DuplicatesRequest, context: TaskContext) -> dict[str, Any]:
     """Find images with equal pixels, or with similar vectors if there is a threshold.
 
     Returns:

@@ -24,7 +24,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.images.labels import find_table, table_labels
-from nnclr_hub.images.listing import empty_place, find_places, in_tiles, is_archive, is_packed, list_places
+from nnclr_hub.images.listing import empty_place, find_places, in_tiles, is_archive, is_packed, list_places, most_common
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Item
@@ -172,7 +172,7 @@ class Listing:
         counts = Counter[str]()
         for one in self.sources:
             counts.update(dict(one.left_out))
-        return dict(counts.most_common())
+        return dict(most_common(counts))
 
     def origin_of(self, image: Source) -> str:
         """Return the name of an image's folder or archive in the collection."""
@@ -390,6 +390,21 @@ def find_changes(listing: Listing, known: Known, *, prune: bool = False, unique:
         kept if prune else 0,
         frozenset(known),
     )
+
+
+def warn_of_other_sources(listing: Listing, held: Known, advice: str) -> None:
+    """Log the sources whose items pruning keeps though they seem to be of this folder, under a former name.
+
+    Args:
+        held: the items of all sources, as the collection has them.
+        advice: how to delete the items of a source, whose name is put into its braces.
+    """
+    roots = {id: str(one["root"]) for id, one in held.items() if "root" in one}
+    own = set(listing.origins)
+    shared = {root for id, root in roots.items() if id in listing.images} - own
+    for root, count in Counter(roots.values()).items():
+        if root not in own and (root in shared or own.isdisjoint(roots.values())):
+            log.warning("%d items of source %s are not pruned; %s", count, root, advice.format(shlex.quote(root)))
 
 
 def _gone(listing: Listing, known: Known, *, prune: bool) -> tuple[tuple[str, ...], int]:

@@ -29,6 +29,7 @@ from nnclr_hub.workbench.folder_changes import (
     Listing,
     find_changes,
     list_images_of,
+    warn_of_other_sources,
 )
 from nnclr_hub.workbench.ingestion import Read, embed_read, read_image, store_images
 from nnclr_hub.workbench.metadata import BOX
@@ -67,6 +68,9 @@ def index_folder(
     if not request.prune:
         _refuse_other_tiles(collection, listing, known)
     changes = find_changes(listing, known, prune=request.prune)
+    if request.prune:
+        advice = 'delete those whose files no longer exist with `nnclr store delete --where`, by the key "root"'
+        warn_of_other_sources(listing, known, advice)
     begin(changes)
     _update(write, changes.moved)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
+from nnclr_hub.workbench.bench import Bench
 from nnclr_hub.workbench.tasks import JOBS, Request, TaskContext, option, task
 
 MAX_IDS = 1000  # of each kind of damage, in a result
@@ -20,7 +21,7 @@ class CollectionRequest(Request):
 
 
 @task("verify", CollectionRequest, path=JOBS)
-def verify(bench: Any, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
+def verify(bench: Bench, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
     """Read every vector back, and compare the index with an exhaustive search on a sample."""
     collection = bench.collection(request.collection)
     report = collection.verify(context.progress)
@@ -29,7 +30,7 @@ def verify(bench: Any, request: CollectionRequest, context: TaskContext) -> dict
 
 
 @task("compact", CollectionRequest, path=JOBS)
-def compact(bench: Any, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
+def compact(bench: Bench, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
     """Rebuild the index of a collection without deleted items."""
     collection = bench.collection(request.collection)
     collection.compact(context.progress)
@@ -41,18 +42,18 @@ class BackupRequest(Request):
     """A backup of the whole store."""
 
     keep: int | None = option("number of backups to keep; older ones are removed", None, ge=1, le=1_000_000)
-    to: str | None = option("folder or address; null: the destination of the server", None, hidden=True)
+    destination: str | None = option("folder or address; null: the destination of the server", None, hidden=True)
 
 
 @task("backup", BackupRequest, path="/store/backups", query=True)
 def backup(bench: Any, request: BackupRequest, context: TaskContext) -> dict[str, Any]:
     """Add a backup to those at the destination."""
-    to = request.to or bench.backup_to
+    to = request.destination or bench.backup_to
     if not to:
-        raise InvalidRequest("No destination is set; name one, or set NNCLR_BACKUP_TO on the server.")
+        raise InvalidRequest("Name the folder or address for backups, as in `nnclr store backup /mnt/backups`.")
     try:
         return asdict(back_up(bench.store, to, request.keep, progress=context.progress))
     except NNCLRHubError as error:
-        if request.to is None:  # a client neither sees nor chooses the destination of a server
+        if request.destination is None:  # a client neither sees nor chooses the destination of a server
             error.args = (str(error).replace(to, "the destination"),)
         raise

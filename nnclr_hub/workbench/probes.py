@@ -53,6 +53,7 @@ LEAST = 3  # rows of a class of which one is held out: two remain, one of which 
 MOST_CONFUSED = 50  # classes for which a table of confusions is readable
 MOST_SHOT = 2000  # rows per fit of the few-shot curve, which needs many fits
 BATCH = 32  # images that are embedded at a time
+MAX_EXAMPLES = 100_000  # that a request may hold
 MAX_NAMED = 100  # unreadable images in a result
 Validation = tuple[np.ndarray, "np.ndarray | list[Label]"] | None
 Broken = list[tuple[Any, str]]  # position or name of each image that could not be read, with the reason
@@ -66,7 +67,7 @@ class FitOptions(Request):
     balanced: bool = option("weight classes equally", False)
     threshold: float | None = option("lowest probability; below it, no class is predicted", None, ge=0, le=1)
     reject_far: float | None = option(
-        "predict none for vectors far from all labeled ones; the share of good ones to lose", None
+        "predict none for vectors far from all labeled ones; the share of good ones to lose", None, gt=0, lt=1
     )
     device: str | None = option("cpu or cuda; null: the CPU", None, hidden=True)
 
@@ -158,7 +159,9 @@ class ProbeFit(FitOptions):
     field: str | None = option("metadata key that holds the label of an item, or a list of labels", None)
     where: Where | None = option("fit only on items that match the filter", None)
     model: str | None = option("model of the items' vectors; for images, null means the default model", None)
-    items: Sequence[Mapping[str, Any]] | None = option("labels, each with a vector or an image", None)
+    items: Sequence[Mapping[str, Any]] | None = option(
+        "labels, each with a vector or an image", None, min_length=2, max_length=MAX_EXAMPLES
+    )
     replace: bool = option("replace a probe of the same name", False)
     source: str | None = option("where a server has the model", None, hidden=True)
 
@@ -168,6 +171,10 @@ class ProbeFit(FitOptions):
         check_name(self.name, "Probe name")
         if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):
             raise InvalidRequest("Give either collection and field, or items.")
+        if self.collection is None and self.where is not None:
+            raise InvalidRequest("where needs a collection; set collection and field, or remove where.")
+        if self.collection is not None and self.model is not None:
+            raise InvalidRequest("A collection has its own model; remove model.")
 
 
 @task("probe_fit", ProbeFit, path="/probes")

@@ -19,7 +19,7 @@ from PIL import Image, UnidentifiedImageError
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound
 from nnclr_hub.images.channels import AnyImage, for_people
-from nnclr_hub.images.pool import run_isolated
+from nnclr_hub.images.pool import read_bytes, run_isolated
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source, archive_kind
 from nnclr_hub.store.base import Collection
@@ -122,7 +122,7 @@ def _read(
             source = path.read_bytes()
         else:
             archive = Place(root, root, archive_kind(root), stat.st_mtime)
-            source = Source(archive, relative, metadata["size"], 0.0, offset).read()
+            source = read_bytes(Source(archive, relative, metadata["size"], 0.0, offset))
     except (OSError, ValueError, TypeError, KeyError):
         return "its file is missing"
     except (ImageError, InvalidRequest) as error:

@@ -169,9 +169,7 @@ def images_of(path: Path, name: str, format: ImportFormat) -> Archive:
     Args:
         name: of the archive, for messages.
     """
-    with path.open("rb") as opened:
-        place = Place(name, str(path), f".{format.name}", path.stat().st_mtime)
-        place, found = list_archive(place, opened, limited=True)
+    place, found = list_archive(Place(name, str(path), f".{format.name}", path.stat().st_mtime), limited=True)
     images = {one.path: one for one in found}
     if not images:
         raise InvalidRequest(f"{name} holds no images; put JPEG, PNG or other images into it.")

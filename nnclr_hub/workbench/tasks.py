@@ -14,6 +14,7 @@ The command line, the routes of the server with their schemas, its jobs and the 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
@@ -30,6 +31,10 @@ MODULES = ("maintenance", "file_import", "duplicates", "inspection.findings", "i
 MODULES += ("reembedding", "folder_index")
 JOBS = "/jobs"  # the route that several tasks share; its body names the task
 UNITS = 1000  # of work in several parts, see `portion`
+COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
+COMPARE |= {"min_length": operator.ge, "max_length": operator.le}
+WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least"}
+WORDS |= {"max_length": "at most"}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -55,7 +60,7 @@ def option(doc: str, default: Any = MISSING, *, hidden: bool = False, **limits: 
     Args:
         doc: description in the REST schema.
         hidden: clients neither set nor see it, such as a path of the server.
-        limits: ge, le, min_length and max_length, as in JSON Schema.
+        limits: ge, gt, le, lt, min_length and max_length, as pydantic has them; None is always allowed.
     """
     return field(default=default, metadata={"doc": doc, "hidden": hidden, "limits": limits})
 
@@ -71,13 +76,15 @@ class Request:
         """Raise InvalidRequest if a value is outside of its limits."""
         for one in fields(self):
             limits, value = one.metadata.get("limits", {}), getattr(self, one.name)
-            if isinstance(value, int | float) and not (
-                limits.get("ge", value) <= value <= limits.get("le", value)  # also NaN
+            of_length = any(name.endswith("_length") for name in limits)
+            number = len(value) if of_length and value is not None else value
+            if isinstance(number, int | float) and not all(
+                COMPARE[name](number, limit)
+                for name, limit in limits.items()  # false for NaN, too
             ):
-                allowed = " and ".join(
-                    f"at {side} {limits[key]}" for key, side in (("ge", "least"), ("le", "most")) if key in limits
-                )
-                raise InvalidRequest(f"{one.name} must be {allowed}, got {value}.")
+                allowed = " and ".join(f"{WORDS[name]} {limit:,}" for name, limit in limits.items())
+                what = f"The length of {one.name}" if of_length else one.name
+                raise InvalidRequest(f"{what} must be {allowed}, got {number}.")
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Self:

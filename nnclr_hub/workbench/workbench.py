@@ -29,13 +29,14 @@ from nnclr_hub.errors import (
 )
 from nnclr_hub.probe.metrics import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
+from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.ingestion import embed_images, store_images
 from nnclr_hub.workbench.inspections import rename_inspections
 from nnclr_hub.workbench.label_keys import LABEL_KEYS, rename_label_keys
-from nnclr_hub.workbench.metadata import HASHES, patches_of
+from nnclr_hub.workbench.metadata import FILE_HASH, HASHES, patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
@@ -297,6 +298,29 @@ class Workbench:
 
         return self.store.write(name, delete)
 
+    def copy_items(self, name: str, to: str, ids: Sequence[str], *, move: bool = False) -> int:
+        """Copy or move items to another collection of the same encoder; return how many existed.
+
+        An item that is edited while it is moved is copied again before it is deleted.
+
+        Raises:
+            FingerprintMismatch: the collections hold vectors of different encoders.
+        """
+        source = self.collection(name)
+        waiting = source.get(ids)
+        copied = len(waiting)
+        while waiting and self.collection(to).name != source.name:
+            self.upsert(to, waiting, fingerprint=source.spec.fingerprint)
+            if not move:
+                break
+            sent = waiting
+            waiting = self.store.write(name, lambda source: source.delete_unchanged(sent))  # noqa: B023
+            if self.originals:
+                hashes = [item.metadata.get(FILE_HASH) for item in sent]
+                self.originals.remove_unused(hash for hash in hashes if isinstance(hash, str))
+            check_cancelled()
+        return copied
+
     def update_metadata(
         self,
         name: str,
@@ -361,7 +385,7 @@ class Workbench:
     # ---- long work
 
     def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
-        """Inspect a collection; write report.html to the folder. The inspection is kept if it writes metadata."""
+        """Inspect a collection; write the report and the tables. The inspection is kept if it writes metadata."""
         from nnclr_hub.workbench.inspection.report import inspect_and_report
 
         return inspect_and_report(self, request, folder, report)

@@ -55,6 +55,11 @@ class AttentionOptions(Strict):
     max_side: Integer | None = Field(
         None, description="longest side of the network's input in pixels; null: 1024, or the limit of the server"
     )
+    center_prior: bool = Field(
+        True,
+        description="of the whole image, without targets: the PNG shows the map times a Gaussian in the center, at a "
+        "short side of at most 256 pixels; false: the plain map, in the image's own size",
+    )
     opacity: float = Field(OPACITY, description="opacity of the map over the image, 0 to 1")
     with_png: bool = Field(False, description="add each map as a PNG to the JSON response")
     model: str | None = Field(
@@ -82,6 +87,7 @@ class AttentionEntry(BaseModel):
     stride: Pair = Field(description="x, y from one cell center to the next, in pixels of the input")
     limits: Pair = Field(description="values that are mapped to 0 and 1, shared by all maps of the response")
     peak: Pair = Field(description="x, y of the center of the largest value, in pixels of the original")
+    center_prior: bool = Field(description="whether the PNG shows the map times a Gaussian in the center")
     png: str | None = Field(None, description="base64 PNG of the map over the image, in the size of the original")
 
 
@@ -194,7 +200,7 @@ def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:
     side = min(MAX_SIDE, max_side) if options.max_side is None else options.max_side
     if side > max_side:
         raise InvalidRequest(f"max_side must be at most {max_side} on this server, got {side}.")
-    return AttentionSettings(query, options.similarity, options.head, options.threshold, side)
+    return AttentionSettings(query, options.similarity, options.head, options.threshold, side, options.center_prior)
 
 
 def _check_format(options: AttentionOptions, kind: str, targets: int) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import orjson
 from fastapi import Path, Query
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.workbench.inspections import KeptInspection, get_inspection, is_current, list_inspections, place_new
 
 from ..access import READ
+from ..answers import PartsResponse, bounded, encoded
 from .router import BYTES, Here, Parts, Router
 from .schemas import NAME_PATTERN, binary
 
@@ -36,6 +38,7 @@ class InspectionResponse(BaseModel):
         None, description="number of the change that wrote the findings into the metadata; null if none did"
     )
     current: bool = Field(description="whether no item was stored or deleted since; metadata may have changed")
+    left_out: str = Field("", description="what is missing in findings that would be longer than an answer may be")
     findings: dict[str, Any] = Field(
         description="as in findings.json of `nnclr inspect`; 1000 outliers and suspect labels, and all that are flagged"
     )
@@ -70,18 +73,20 @@ def list_all(name: str, here: Here) -> InspectionsResponse:
     return InspectionsResponse(inspections=found)
 
 
-@router.on("GET", "/{number}", READ, _MISSING, response_model=InspectionResponse)
-def describe(name: str, number: Number, here: Here) -> JSONResponse:
+@router.on("GET", "/{number}", READ, f"{_MISSING} answer_too_large", response_model=InspectionResponse)
+def describe(name: str, number: Number, here: Here) -> Response:
     """Return the findings of an inspection."""
     kept = _kept(here, name, number)
     current = is_current(kept, here.workbench.collection(name))
-    return JSONResponse({**kept.about, "current": current, "findings": kept.findings})
+    findings, left_out = bounded(kept.findings, here.settings.answer_bytes // 2)
+    about = {**kept.about, "current": current, "left_out": left_out, "findings": orjson.Fragment(findings)}
+    return PartsResponse([here.answers.open(0).count(encoded(about))])
 
 
-@router.on("GET", "/{number}/ids", READ, _MISSING, response_model=InspectedIds)
-def ids(name: str, number: Number, here: Here) -> JSONResponse:
+@router.on("GET", "/{number}/ids", READ, f"{_MISSING} answer_too_large", response_model=InspectedIds)
+def ids(name: str, number: Number, here: Here) -> Response:
     """Return the ids of the items, in the order of the numbers."""
-    return JSONResponse({"ids": _kept(here, name, number).ids})
+    return PartsResponse([b'{"ids":', *here.answers.open(0).list(_kept(here, name, number).ids), b"}"])
 
 
 @router.on("GET", "/{number}/placements", READ, _MISSING, response_model=PlacementsResponse)
@@ -94,12 +99,12 @@ def placements(
         Query(description="cursor from the previous page", json_schema_extra={"pattern": NAME_PATTERN}),
     ] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PLACED)] = MAX_PLACED,
-) -> JSONResponse:
+) -> Response:
     """Place items that were added since on the map and in the clusters, by their nearest inspected items."""
     placed = place_new(here.workbench.collection(name), _kept(here, name, number), cursor, limit)
     points = zip(placed.ids, placed.coordinates.tolist(), placed.clusters.tolist(), strict=True)
     items = [{"id": id, "x": x, "y": y, "cluster": cluster} for id, (x, y), cluster in points]
-    return JSONResponse({"items": items, "cursor": placed.cursor})
+    return PartsResponse([encoded({"items": items, "cursor": placed.cursor})])
 
 
 @router.on(

@@ -10,10 +10,11 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal, Self, get_type_hints
 
+import orjson
 from anyio.to_thread import run_sync
 from fastapi import Header, Query, Response
 from fastapi.responses import StreamingResponse
@@ -29,13 +30,14 @@ from nnclr_hub.workbench.source_folders import SourceFolders
 from nnclr_hub.workbench.tasks import JOBS, Task, all_tasks
 
 from ..access import READ, WRITE
+from ..answers import PartsResponse, encoded
 from ..jobs import JobStatus, own_tasks
 from ..request_bodies import check_count
 from .router import FAILED_WRITE, Here, Parts, Router, served_names, served_source
 from .schemas import FIRST_WRONG, CollectionName, ImageText, Name, Strict, one_of, optional, schema_of
 
 MAX_COMPARED = 8  # encoders
-MAX_EXAMPLES = 100_000  # of a probe
+MOST_PAGE = 4_000_000  # bytes of a list of jobs, whose parameters may be long
 CHECK_S = 0.25  # between two looks at a job that is followed
 HEARTBEAT_S = 15.0
 JobKind = Literal[tuple(sorted(own_tasks()))]  # type: ignore[valid-type]
@@ -79,6 +81,7 @@ class JobResponse(Strict):
     started: float | None
     ended: float | None
     result: dict[str, Any] | None = Field(description="null until the job is done, and in lists")
+    left_out: str = Field("", description="what is missing in a result that would be longer than an answer may be")
     error: JobError | None
 
     @classmethod
@@ -86,6 +89,12 @@ class JobResponse(Strict):
         """Make the response of a job."""
         own = {name: getattr(job, name) for name in cls.model_fields if name != "progress"}
         return cls.model_validate({**own, "progress": {"phase": job.phase or None}})
+
+    @classmethod
+    def encoded(cls, job: JobStatus) -> bytes:
+        """Return the response of a job as JSON, with its result as it is stored."""
+        body = cls.of(replace(job, data=None)).model_dump()
+        return encoded(body if job.data is None else {**body, "result": orjson.Fragment(job.data)})
 
 
 class JobsResponse(Strict):
@@ -95,7 +104,7 @@ class JobsResponse(Strict):
     cursor: str | None = Field(description="cursor of the next page; null on the last page")
 
 
-@router.on("GET", "/jobs", READ)
+@router.on("GET", "/jobs", READ, "answer_too_large", response_model=JobsResponse)
 def list_jobs(
     here: Here,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -105,27 +114,36 @@ def list_jobs(
     ] = None,
     kind: JobKind | None = None,  # type: ignore[valid-type]
     state: JobState | None = None,
-) -> JobsResponse:
+) -> Response:
     """List jobs, newest first, without their results.
 
-    Get a single job for its result. Ended jobs are kept for a while.
+    Get a single job for its result. Ended jobs are kept for a while. A page may have fewer jobs than `limit`.
     """
     if cursor is not None and not _ID.fullmatch(cursor):
         raise InvalidRequest(f"Invalid cursor {cursor!r:.60}; pass the one from the previous page, or omit it.")
     found, after = here.jobs.list(limit, cursor, kind=kind, state=state)
-    return JobsResponse(jobs=[JobResponse.of(job) for job in found], cursor=after)
+    size, bodies = 0, list[bytes]()
+    for job in found:
+        bodies.append(JobResponse.encoded(replace(job, data=None)))
+        size += len(bodies[-1])
+        if size > MOST_PAGE and job is not found[-1]:
+            after = job.id
+            break
+    answer = here.answers.open(0)
+    jobs = answer.list(map(orjson.Fragment, bodies))
+    return PartsResponse([b'{"jobs":', *jobs, b',"cursor":', encoded(after), b"}"])
 
 
-@router.on("GET", "/jobs/{id}", READ, "job_not_found")
-def get_job(id: str, here: Here) -> JobResponse:
+@router.on("GET", "/jobs/{id}", READ, "job_not_found answer_too_large", response_model=JobResponse)
+def get_job(id: str, here: Here) -> Response:
     """Return the current state of a job; the id `latest` means the newest one."""
-    return JobResponse.of(here.jobs.get(id))
+    return PartsResponse([here.answers.open(0).count(JobResponse.encoded(here.jobs.get(id)))])
 
 
-@router.on("DELETE", "/jobs/{id}", WRITE, f"job_not_found {FAILED_WRITE}")
-def cancel_job(id: str, here: Here) -> JobResponse:
+@router.on("DELETE", "/jobs/{id}", WRITE, f"job_not_found {FAILED_WRITE}", response_model=JobResponse)
+def cancel_job(id: str, here: Here) -> Response:
     """Cancel a job: at once if it is queued, at its next step if it runs. A job that has ended does not change."""
-    return JobResponse.of(here.jobs.cancel(id))
+    return PartsResponse([JobResponse.encoded(here.jobs.cancel(id))])
 
 
 _EVENTS = {
@@ -155,8 +173,8 @@ async def job_events(id: str, here: Here, last_event_id: Annotated[str | None, H
             if now is not None:
                 name = "progress" if now.state == state else "state"
                 state = now.state
-                data = await run_sync(JobResponse.model_dump_json, JobResponse.of(now))  # a result may be large
-                yield f"id: {now.changes}\nevent: {name}\ndata: {data}\n\n".encode()
+                data = await run_sync(JobResponse.encoded, now)
+                yield b"id: %d\nevent: %s\ndata: %s\n\n" % (now.changes, name.encode(), data)
                 silent_since = time.monotonic()
             elif time.monotonic() - silent_since > HEARTBEAT_S:  # so that proxies keep the connection open
                 yield b": heartbeat\n\n"
@@ -276,8 +294,7 @@ _PROBE_FIELDS = schema_of(
     TASKS["probe_fit"].request,
     name=Name,
     collection=(optional(CollectionName), None),
-    reject_far=(optional(Annotated[float, Field(gt=0, lt=1)]), None),
-    items=(optional(Annotated[list[ProbeItem], Field(min_length=2, max_length=MAX_EXAMPLES)]), None),
+    items=(optional(list[ProbeItem]), None),
 )
 
 
@@ -285,14 +302,6 @@ class ProbeRequest(_PROBE_FIELDS):
     """A probe to fit on a metadata field of a collection, or on labeled items."""
 
     model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:  # the task checks the others
-        if self.collection is None and self.where is not None:
-            raise ValueError("where needs a collection")
-        if self.collection is not None and self.model is not None:
-            raise ValueError("a collection has its own model; remove model")
-        return self
 
 
 class JobRequest(Strict):

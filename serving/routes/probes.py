@@ -105,10 +105,11 @@ class ProbesResponse(Strict):
     probes: list[ProbeResponse]
 
 
-@router.on("GET", "", READ)
-def list_all(here: Here) -> ProbesResponse:
+@router.on("GET", "", READ, "answer_too_large", response_model=ProbesResponse)
+def list_all(here: Here) -> Response:
     """List all probes by name."""
-    return ProbesResponse(probes=[ProbeResponse.of(kept) for kept in list_probes(here.workbench.store.records)])
+    answer, probes = here.answers.open(0), list_probes(here.workbench.store.records)
+    return PartsResponse([b'{"probes":', *answer.list(ProbeResponse.of(kept).model_dump() for kept in probes), b"}"])
 
 
 @router.on("GET", "/{name}", READ, "probe_not_found")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import wraps
 from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
 from anyio import CapacityLimiter
@@ -24,7 +25,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import public_name
 
 from ..access import WRITE, Access
-from ..answers import Answers
+from ..answers import JSON, Answers
 from ..engine import Engine
 from ..jobs import Jobs
 from ..models import Engines, Ingest
@@ -84,7 +85,8 @@ class Router(APIRouter):
                 if "response_model" not in options:
                     described = {"response_class": Response, **described}
             endpoint.__access__ = Access(scope, streamed)  # type: ignore[attr-defined]
-            self.add_api_route(path, endpoint, methods=[method], responses=documented, **described)
+            answering = _encoding_in_thread(endpoint, options.get("status_code", 200))
+            self.add_api_route(path, answering, methods=[method], responses=documented, **described)
             return endpoint
 
         return add
@@ -106,6 +108,25 @@ def _read_bodies_by_us(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
         returned = None if returned == "None" else hints["return"]
     endpoint.__signature__ = signature.replace(parameters=parameters, return_annotation=returned)  # type: ignore[attr-defined]
     return found
+
+
+def _encoding_in_thread(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
+    """Return an endpoint that encodes its model in the thread in which it runs; FastAPI does so in the event loop."""
+    if inspect.iscoroutinefunction(endpoint):
+        return endpoint
+
+    @wraps(endpoint)
+    def answer(*args: Any, **given: Any) -> Any:
+        found = endpoint(*args, **given)
+        if not isinstance(found, BaseModel):
+            return found
+        own = given.get("response")
+        made = Response(found.model_dump_json(), (own and own.status_code) or status, media_type=JSON)
+        if own is not None:
+            made.headers.update(own.headers)
+        return made
+
+    return answer
 
 
 def _reader(model: type[BaseModel]) -> Callable[[Request], Any]:

@@ -219,6 +219,24 @@ def test_each_verb_at_each_address(answers, number):
         assert len({out for _, out, _ in found.values()}) == 1, found
 
 
+def test_the_place_of_each_report_exists(server, tmp_path, monkeypatch):
+    """The page of a server is opened at its address; the tables are in --out in either case."""
+    monkeypatch.setenv("NNCLR_API_KEY", KEY)
+    with Client(server.url, KEY) as client, open_store(tmp_path / "store") as store:
+        for there in (client.store, store):
+            there.create("report", CollectionSpec(4)).upsert(items())
+    for kind, place in (("server", server.url), ("store", tmp_path / "store")):
+        words = ("report", "--out", tmp_path / kind, "--write-fields", f"--{kind}", place)
+        code, out, err = nnclr("inspect", *words)
+        assert code == 0, err
+        [page] = re.findall(r"The report is (\S+)\.\s", out)
+        [tables] = re.findall(r"files in (\S+)\.", out)
+        assert tables == str(tmp_path / kind)
+        assert (tmp_path / kind / "findings.json").is_file()
+        assert page == (f"{server.url}/#/insights/report" if kind == "server" else str(tmp_path / kind / "report.html"))
+        assert (tmp_path / kind / "report.html").exists() is (kind == "store")
+
+
 @pytest.fixture
 def both(server, tmp_path, monkeypatch):
     """both(*words) -> the answers of a verb of `nnclr store` in a folder and on the server, with equal items."""

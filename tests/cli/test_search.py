@@ -101,3 +101,11 @@ def test_a_metadata_key_may_be_called_percentile(tmp_path):
     ]
     write_contact_sheet(tmp_path / "m.csv", [SheetRow("query", matches[1:])], lambda id: None)
     assert (tmp_path / "m.csv").read_text().splitlines()[0] == "query,rank,id,score,z"
+
+
+def test_the_printed_path_is_the_one_that_a_filter_matches(bench, store, photos):
+    item = bench.collection("c").scroll(limit=1).items[0]
+    text = output_of("search", "--collection", "c", "--store", store, "--id", item.id, "-k", 1)
+    path = text.split()[-1]
+    assert str(photos) in text
+    assert bench.collection("c").count({"must": [{"key": "path", "match": path}]}) == 1

@@ -184,7 +184,7 @@ def test_duplicates_are_listed_by_path(nnclr, store):
     assert "10 groups with 29 items" in out
     assert "1 items" in err
     near = json.loads(nnclr("duplicates", "photos", "--near", 0.999, "--json")[1])
-    assert near["groups"] == [[{"id": "i00", "path": "0.jpg"}, {"id": "i01", "path": "1.jpg"}]]
+    assert near["groups"] == [[{"id": "i00", "root": "", "path": "0.jpg"}, {"id": "i01", "root": "", "path": "1.jpg"}]]
     with open_store(str(store)) as opened:
         collection = opened.get("photos")
         items = collection.get([f"i{n:02}" for n in range(30)])
@@ -267,6 +267,29 @@ def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):
         ("delete", "photos", "--from", table, "--id", "i00"),
     ):
         error_line(nnclr(*words), 2)
+    assert "no rows" in error_line(nnclr("delete", "photos", "--from", tmp_path / "rows.csv"), 2)
     assert json.loads(nnclr("delete", "photos", "--from", table, "--json")[1])["deleted"] == 2
     with open_store(str(store), read_only=True) as opened:
         assert opened.get("photos").count() == before - 2
+
+
+@pytest.mark.parametrize("remedy", ["repair", "drop"])
+def test_a_backup_names_what_ends_its_failures(nnclr, store, tmp_path, remedy):
+    with open_store(str(store)) as opened:
+        opened.create("whole", CollectionSpec(2)).upsert([Item("a", np.ones(2, np.float32))])
+        file = opened.files()["photos"]
+    content = bytearray(file.read_bytes())
+    content[16384 : 2 * 16384] = b"\xa5" * 16384  # a page
+    file.write_bytes(content)
+    line = error_line(nnclr("backup", tmp_path / "backups"), 1)
+    commands_named = [one for one in line.split("`") if one.startswith("nnclr store")]
+    assert commands_named == ["nnclr store repair photos", "nnclr store drop photos"]
+    chosen = next(one for one in commands_named if remedy in one)
+    nnclr(*chosen.split()[2:], *(["--yes"] if remedy == "drop" else []))
+    code, out, err = nnclr("backup", tmp_path / "backups")
+    assert code == 0, err
+    assert str(tmp_path / "backups") in out
+
+
+def test_a_backup_without_a_destination_says_how_to_name_one(nnclr):
+    assert "nnclr store backup" in error_line(nnclr("backup"), 2)

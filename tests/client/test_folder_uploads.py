@@ -8,6 +8,7 @@ import signal
 import tarfile
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -58,6 +59,33 @@ def test_another_folder_with_the_same_paths_is_refused_and_a_copy_is_unchanged(c
     with pytest.raises(InvalidRequest):
         collection.index_folder(FolderRequest(copy, source="copy"))
     assert collection.index_folder(FolderRequest(copy, source="mine")).updated == 1
+
+
+@pytest.mark.parametrize("there", ["server", "folder"])
+def test_pruning_under_another_source_names_the_first_one(collection, folder, model, tmp_path, there, caplog):
+    """The folder was indexed under another name, or was moved: its items are not deleted, and a line names them."""
+    own = shutil.copytree(folder, tmp_path / "own")
+    with open_store(str(tmp_path / "store")) as store:
+        if there == "server":
+            first, again = FolderRequest(own, source="mine"), FolderRequest(own, source="other", prune=True)
+            index, root = collection.index_folder, "mine"
+        else:
+            bench = Workbench(Encoders(str(model), device="cpu"), store)
+            first, again = FolderRequest(own), FolderRequest(tmp_path / "moved", prune=True)
+            index, root = partial(bench.index_folder, "photos"), str(own)
+        index(first)
+        if there == "folder":
+            own.rename(tmp_path / "moved")
+        for name in ("00.jpg", "01.jpg"):
+            (tmp_path / ("own" if there == "server" else "moved") / "cat" / name).unlink()
+        caplog.clear()
+        assert index(again).removed == 0
+    [line] = [one.getMessage() for one in caplog.records if "source" in one.getMessage()]
+    assert root in line
+    if there == "server":
+        caplog.clear()
+        assert index(FolderRequest(own, source="mine", prune=True)).removed == 2
+        assert [one for one in caplog.records if "source" in one.getMessage()] == []
 
 
 def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, image_files, tmp_path):

@@ -132,10 +132,38 @@ def test_an_unreachable_server_stops_calls_early_but_uploads_wait():
     assert outcome is lost
     assert len(pauses) == 4
     patient = Call("POST", "/", patience=300.0)
-    assert play(patient, [*[lost] * 20, FINE])[0] == FINE
+    assert play(patient, [*[lost] * 15, FINE])[0] == FINE
     assert play(patient, [DeadlineExceeded("slow"), FINE])[0] == FINE
     late = DeadlineExceeded("slow")
     assert play(CALL, [late, FINE])[0] is late
+
+
+DEAD_PROXY = Answer("http://x", 502, {"content-type": "text/html"}, b"<html>")
+
+
+@pytest.mark.parametrize("line", [ServerUnreachable("gone"), DEAD_PROXY])
+def test_long_work_waits_two_minutes_for_a_dead_server(line, caplog):
+    """It says once how long, and at the end how to continue. An answer in between begins a new outage."""
+    patient = Call("POST", "/", patience=600.0, afterwards="Run it again.")
+    outcome, pauses = play(patient, [line] * 500, timeout=60)
+    assert isinstance(outcome, ServerUnreachable)
+    assert str(outcome).endswith("Run it again.")
+    assert 100 < sum(pauses) <= 120
+    [record] = caplog.records
+    assert "Retrying for another" in record.getMessage()
+    assert record.getMessage().endswith("Run it again.")
+    busy = answer(429, "overloaded")
+    assert play(patient, [*[line] * 12, busy, *[line] * 8, busy, FINE])[0] == FINE
+
+
+def test_calls_at_the_same_time_share_an_outage(caplog):
+    patient = Call("POST", "/", patience=600.0, afterwards="Run it again.")
+    played = Played([ServerUnreachable("gone")] * 500, 60)
+    for _ in range(3):
+        with pytest.raises(ServerUnreachable):
+            played.send(patient)
+    assert sum(played.pauses) <= 120
+    assert len(caplog.records) == 1
 
 
 def test_permanent_errors_are_not_retried():

@@ -272,6 +272,7 @@ def test_filters_agree_with_a_literal_reading_in_every_call(photos):
                 *({"match": 1}, {"key": "n"}, {"key": "n", "match": 1, "in": [2]}, {"key": "n", "like": "x"}),
                 *({"key": 'a"b', "match": 1}, {"key": "n", "match": {"x": 1}}, {"key": "n", "in": "abc"}),
                 *({"key": "n", "range": {"above": 1}}, {"key": "n", "range": {"gt": None}}),
+                *({"key": "n", "range": {"gt": 1, "lt": "b"}}, {"key": "n", "range": {"gte": "a", "lte": 2.5}}),
                 *({"key": "n", "exists": 1}, {"key": "n", "prefix": 1}, {"should": [], "key": "n"}),
                 *({"ids": "a"}, {"ids": ["a/b"]}, {"ids": ["a"], "key": "n"}, {"key": "n", "contains": ["x"]}),
                 *({"key": "n", "length": "2"}, {"key": "n", "date": {"gte": "yesterday"}}),

@@ -37,11 +37,12 @@ def test_every_command_and_option_exists(page):
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_the_first_python_example_runs(name, tmp_path, monkeypatch):
+def test_the_first_python_example_runs_and_runs_again(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for file in ("a.jpg", "b.jpg"):
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(file)
     code = re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(), re.DOTALL | re.MULTILINE)[0]
     names: dict[str, object] = {}
-    exec(compile(code, name, "exec"), names)
+    for _ in range(2):
+        exec(compile(code, name, "exec"), names)
     assert names["vectors"].shape == (2, 512)

@@ -79,7 +79,7 @@ def test_the_parts_belong_to_the_identity_of_the_vectors(model):
     assert len({one.fingerprint for one in encoders}) == len(sources)
     assert load_encoder(f"{model}+color+shape").fingerprint == encoders[3].fingerprint
     assert load_encoder(encoders[4].name).fingerprint == encoders[4].fingerprint
-    assert load_encoder(f"{model}+shape", backend="onnx").fingerprint == encoders[1].fingerprint
+    assert load_encoder(f"{model}+shape", backend="torch-bf16").fingerprint == encoders[1].fingerprint
 
 
 def test_a_part_of_another_length_gives_other_vectors(model, monkeypatch):
@@ -132,10 +132,3 @@ def test_a_collection_is_indexed_and_searched_with_them(model, photos, image_fil
     assert (spec.dim, spec.fingerprint) == (load_encoder(source).embed_dim, load_encoder(source).fingerprint)
     code, _, err = nnclr("index", photos, "--collection", "photos", "--store", store, "--model", model)
     assert code == 1, err
-
-
-def test_eval_compares_them_with_the_network_and_the_floors(model, data, tmp_path):
-    sources = (model, f"{model}+shape", "shape")
-    code, shown, err = nnclr("eval", "knn", *sources, "--data", data, "--out", tmp_path, "--json")
-    assert code == 0, err
-    assert len(json.loads(shown)) == len(sources)

@@ -45,14 +45,6 @@ def test_unit_rows_of_features_are_the_encoders_vectors(model, image_files, tmp_
     assert np.abs(np.linalg.norm(found.raw, axis=1) - 1).max() > 0.1
 
 
-def test_a_second_call_computes_nothing(files, tmp_path):
-    first, second = Counting(), Counting()
-    one = extract_features(first, files, folder=tmp_path / "f")
-    two = extract_features(second, files, folder=tmp_path / "f")
-    assert (first.seen, second.seen) == (10, 0)
-    np.testing.assert_array_equal(one.raw, two.raw)
-
-
 def test_an_interrupted_call_continues_where_it_stopped(files, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 2)
     with pytest.raises(KeyboardInterrupt):

@@ -14,11 +14,9 @@ from torch.nn import functional as F
 from torchvision.transforms import v2
 
 from nnclr_hub import CollectionSpec, Point, SearchQuery, load_encoder, open_store, wrap_encoder
-from nnclr_hub.encoder.preprocessing import Preprocessing
-from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, ModelError, UnknownModel
+from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, UnknownModel
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.models import Encoders, embedder_for
 
 DIM = 12
 
@@ -159,21 +157,6 @@ def test_an_encoder_can_come_from_a_file(tmp_path, image_files):
     file.write_text("1 / 0")
     with pytest.raises(InvalidRequest):
         load_encoder(f"python:{file}:tower")
-
-
-def test_a_collection_never_chooses_code_to_run(tmp_path):
-    trap = tmp_path / "trap.py"
-    trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    spec = CollectionSpec(dim=6, fingerprint="0" * 32, model=f"python:{trap}:encoder")
-    with pytest.raises(ModelError):
-        embedder_for(Encoders("random:test_resnet@0"), spec)
-    assert not (tmp_path / "ran").exists()
-
-
-def test_a_preprocessing_of_another_size_makes_another_encoder():
-    network = timm.create_model("test_resnet", num_classes=0)
-    two = [wrap_encoder(network, Preprocessing(side), "x", network.num_features) for side in (32, 48)]
-    assert two[0].fingerprint != two[1].fingerprint
 
 
 def test_no_probe_and_no_reading_of_a_collection_chooses_code_to_run(tmp_path, image_files):

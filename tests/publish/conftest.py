@@ -8,7 +8,6 @@ import pytest
 from hub_server import TOKEN, HubServer, running_hub
 from huggingface_hub import constants
 
-from nnclr_hub.publish import export
 from nnclr_hub.publish.export import export_run
 
 
@@ -32,9 +31,8 @@ def hub(tmp_path) -> Iterator[HubServer]:
 
 
 @pytest.fixture(autouse=True)
-def without_graphs(monkeypatch):
-    """Simulate a machine without the packages for network.onnx, whose export takes seconds."""
-    monkeypatch.setattr(export, "GRAPH_NEEDS", ("no_such_package",))
+def no_graphs(without_graphs) -> None:
+    """Export no network.onnx."""
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Servers, engines and jobs for the tests of serving. Servers are shared by the tests of a module."""
+"""Servers, engines and jobs for the tests of serving.
+
+`server` and `strict` are shared by all modules: a test deletes what it makes. Models that it loads stay.
+"""
 
 import json
 import shutil
@@ -18,7 +21,7 @@ from serving.settings import Settings
 from serving.telemetry import Metrics
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(model, photos, tmp_path_factory, serve) -> Iterator:
     folder = tmp_path_factory.mktemp("serving")
     shutil.copytree(photos, folder / "summer")
@@ -33,7 +36,7 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
     )
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def strict(model, tmp_path_factory, serve) -> Iterator:
     """Run a server with a limit of 2 MB on bodies, and a collection `c` of 2-dimensional vectors."""
     folder = tmp_path_factory.mktemp("strict") / "store"

@@ -14,11 +14,6 @@ TRIES = 3  # another program may keep the processors of the machine busy for a m
 SPIN_S = 0.2
 
 
-@pytest.fixture(scope="module")
-def served(model, tmp_path_factory, serve):
-    yield from serve(model, tmp_path_factory.mktemp("bad") / "store")
-
-
 def bad_jpegs() -> list[tuple[bytes, int]]:
     """Return files, and the status of each: one that costs more than the limit, and broken ones, which cost little."""
     costly = repeated_scans(99, (7900, 5000))
@@ -70,10 +65,10 @@ def check(url: str, ordinary: bytes, seconds: float) -> None:
     pytest.fail(f"p99 of {len(waits)} ordinary images is {np.quantile(waits, 0.99):.2f} s")
 
 
-def test_ordinary_images_have_no_error_and_wait_at_most_for_one_bad_jpeg(served, image_files):
-    check(served.url, image_files[0].read_bytes(), 4)
+def test_ordinary_images_have_no_error_and_wait_at_most_for_one_bad_jpeg(server, image_files):
+    check(server.url, image_files[0].read_bytes(), 4)
 
 
 @pytest.mark.slow
-def test_a_minute_of_bad_jpegs(served, image_files):
-    check(served.url, image_files[0].read_bytes(), 60)
+def test_a_minute_of_bad_jpegs(server, image_files):
+    check(server.url, image_files[0].read_bytes(), 60)

@@ -165,15 +165,15 @@ def test_the_time_of_loading_a_model_does_not_count(make_engines, work_s, status
 
 def test_the_first_attention_map_may_wait_for_its_network(hurried, hurried_client, image_files, monkeypatch):
     extractor = load_encoder("random:resnet18", device="cpu").attention_extractor
-    statuses = []
-    for seconds in (0.5, 5.0):
+    for seconds in (0.5, 5.0):  # on a busy machine, the rest may take longer than the first
         waits = [1.5 * seconds]  # before the first use
         slow = property(lambda self, waits=waits: time.sleep(waits.pop() if waits else 0) or extractor)
         monkeypatch.setattr(Encoder, "attention_extractor", slow)
         monkeypatch.setattr("serving.limits.Budget", lambda _, seconds=seconds: Budget(seconds))
         files = {"image": ("a.jpg", image_files[0].read_bytes())}
-        statuses.append(hurried_client.post("/api/v1/attention", files=files).status_code)
-    assert 200 in statuses
+        if (status := hurried_client.post("/api/v1/attention", files=files).status_code) == 200:
+            break
+    assert status == 200
 
 
 def test_searches_above_the_capacity_are_refused_with_429(hurried, hurried_client, stuck, monkeypatch):

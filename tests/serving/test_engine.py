@@ -376,6 +376,18 @@ def failed_images(engine) -> float:
     return sample(engine, "nnclr_images_total", model="fake", outcome="failed")
 
 
+def test_a_thread_that_dies_is_replaced_each_time(make_engine):
+    encoder = FakeEncoder(forwarding={"deadly": exit_thread})
+    engine = make_engine(encoder, decode_threads=1, stall_s=30)
+    for _ in range(3):
+        with pytest.raises(NotReady):
+            engine.run([b"deadly"])
+        until(lambda: engine.fault is None)
+        assert engine.run([b"7"])[0][0] == 7
+    assert sample(engine, "nnclr_device_restarts_total", model="fake") == 3
+    assert engine.in_work == 0
+
+
 @pytest.fixture
 def pass_seconds(monkeypatch) -> Callable[[float], None]:
     """Stop the clock by which threads stall, and return a function that advances it: a busy machine causes no fault."""
@@ -528,7 +540,7 @@ def sometimes_slow():
     time.sleep(0.01)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(CALLS, min_size=1, max_size=12), st.integers(1, 3), st.integers(1, 5), st.sampled_from([0.0, 2.0]))
 def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     release = threading.Event()

@@ -67,6 +67,15 @@ schema = schemathesis.openapi.from_dict(described())
 
 
 @pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve):
+    """Run a server of its own: strange requests leave anything behind."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    (folder / "images").mkdir()
+    options = {"source_folders": [str(folder / "images")], "backup_to": str(folder / "backups")}
+    yield from serve(model, folder / "store", capacity=100, **options)
+
+
+@pytest.fixture(scope="module")
 def sent(server, image_files):
     """Return a function that sends a case and compares the response with its description."""
     with requests.Session() as session:

@@ -91,22 +91,33 @@ def test_a_cut_connection_continues_where_it_stopped(server, client, points):
     assert stored(client, points) == ALL
 
 
-def test_a_body_may_exceed_the_limit_of_other_requests_but_not_that_of_imports(serve, model, tmp_path):
-    for server in serve(model, tmp_path / "store", max_bytes=1000, bodies_bytes=1000, import_bytes=len(BODY)):
-        with httpx.Client(base_url=server.url, timeout=60) as client:
-            client.put("/api/v1/collections/points", json={"dim": DIM})
-            path, typed = "/api/v1/collections/points/imports", {"Content-Type": NDJSON}
-            job = client.post(path, content=BODY, headers=typed).json()["job"]
-            assert finished(client, f"/api/v1/jobs/{job['id']}")["result"]["added"] == len(LINES)
-            for body in (BODY + b"\n", iter([BODY, b"\n"])):  # with and without a Content-Length
-                is_problem(client.post(path, content=body, headers=typed), 413, "request_too_large")
-            # in parts, too
-            keyed = {**typed, "Idempotency-Key": "large"}
-            assert client.post(path, content=BODY, headers={**keyed, "Upload-Complete": "?0"}).json()[
-                "received"
-            ] == len(BODY)
-            last = client.post(path, content=b"\n", headers={**keyed, "Upload-Offset": str(len(BODY))})
-            is_problem(last, 413, "request_too_large")
+@pytest.fixture(scope="module")
+def limited(serve, model, tmp_path_factory):
+    """Run a server that imports as many bytes as BODY has, and takes 1000 bytes in other requests."""
+    folder = tmp_path_factory.mktemp("limited") / "store"
+    yield from serve(model, folder, max_bytes=1000, bodies_bytes=1000, import_bytes=len(BODY))
+
+
+@pytest.fixture
+def limited_client(limited):
+    with httpx.Client(base_url=limited.url, timeout=60) as client:
+        client.put("/api/v1/collections/points", json={"dim": DIM})
+        yield client
+        client.delete("/api/v1/collections/points")
+
+
+def test_a_body_may_exceed_the_limit_of_other_requests_but_not_that_of_imports(limited_client):
+    client, path, typed = limited_client, "/api/v1/collections/points/imports", {"Content-Type": NDJSON}
+    job = client.post(path, content=BODY, headers=typed).json()["job"]
+    assert finished(client, f"/api/v1/jobs/{job['id']}")["result"]["added"] == len(LINES)
+    for body in (BODY + b"\n", iter([BODY, b"\n"])):  # with and without a Content-Length
+        is_problem(client.post(path, content=body, headers=typed), 413, "request_too_large")
+    # in parts, too
+    keyed = {**typed, "Idempotency-Key": "large"}
+    part = client.post(path, content=BODY, headers={**keyed, "Upload-Complete": "?0"})
+    assert part.json()["received"] == len(BODY)
+    last = client.post(path, content=b"\n", headers={**keyed, "Upload-Offset": str(len(BODY))})
+    is_problem(last, 413, "request_too_large")
 
 
 def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, client, points, tmp_path, monkeypatch):
@@ -224,14 +235,11 @@ def test_an_upload_continues_if_its_job_could_not_be_submitted(tmp_path, monkeyp
     assert staged(ticket).path.read_bytes() == b"all"
 
 
-def test_files_that_nobody_can_continue_are_deleted(serve, model, tmp_path, monkeypatch):
+def test_files_that_nobody_can_continue_are_deleted(limited, limited_client, tmp_path, monkeypatch):
     monkeypatch.setenv("NNCLR_CACHE", str(tmp_path / "cache"))
-    for server in serve(model, tmp_path / "store", import_bytes=len(BODY)):
-        with httpx.Client(base_url=server.url, timeout=60) as client:
-            client.put("/api/v1/collections/points", json={"dim": DIM})
-            path = "/api/v1/collections/points/imports"
-            cut(server, path, BODY, 70_000, {"Content-Type": NDJSON})
-            keyed = {"Content-Type": NDJSON, "Idempotency-Key": "large"}
-            for headers in ({"Content-Type": NDJSON}, keyed):
-                is_problem(client.post(path, content=iter([BODY, b"\n"]), headers=headers), 413, "request_too_large")
-            until(lambda: not list((tmp_path / "cache" / "adding").iterdir()))
+    path, typed = "/api/v1/collections/points/imports", {"Content-Type": NDJSON}
+    cut(limited, path, BODY, 70_000, typed)
+    for headers in (typed, {**typed, "Idempotency-Key": "large"}):
+        body = iter([BODY, b"\n"])
+        is_problem(limited_client.post(path, content=body, headers=headers), 413, "request_too_large")
+    until(lambda: not list((tmp_path / "cache" / "adding").iterdir()))

@@ -17,7 +17,7 @@ class Hold:
     """Hold the network of the server until the test releases it."""
 
     def __init__(self, server, monkeypatch) -> None:
-        (self.engine,) = server.engines.engines
+        self.engine = server.engine
         self.go, self.begun = threading.Event(), threading.Event()
         forward = self.engine.encoder.forward_crops
 

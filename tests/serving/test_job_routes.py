@@ -2,16 +2,22 @@
 
 import json
 import shutil
+import tarfile
 import threading
 import time
+import zipfile
 
+import fastapi.routing
 import httpx
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 from rest_requests import ended, finished
 from waiting import until
 
 from nnclr_hub.client import Client
+from nnclr_hub.images import pool
 from nnclr_hub.store.backup import restore, verify_backups
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench.maintenance import BackupRequest, CollectionRequest
@@ -179,6 +185,44 @@ def test_jobs_are_listed_in_pages_newest_first(client, steps):
     assert client.get(JOBS, params={"state": "queued"}).json() == {"jobs": [], "cursor": None}
 
 
+def test_long_parameters_end_a_page_of_jobs_early(client, steps, monkeypatch):
+    made = []
+    for _ in range(3):
+        steps.steps.release(3)
+        made.append(ended(client, client.post(JOBS, json=steps.body))["id"])
+    monkeypatch.setattr("serving.routes.jobs.MOST_PAGE", 1)
+    seen, cursor = [], None
+    while len(seen) < 3:
+        page = client.get(JOBS, params={"limit": 2, "kind": "verify", **({"cursor": cursor} if cursor else {})}).json()
+        assert len(page["jobs"]) == 1
+        seen += [job["id"] for job in page["jobs"]]
+        cursor = page["cursor"]
+    assert seen == made[::-1]
+
+
+def test_answers_that_may_be_long_are_not_encoded_in_the_event_loop(client, server, steps, monkeypatch):
+    steps.steps.release(3)
+    done = ended(client, client.post(JOBS, json=steps.body))
+    encoded = []
+    serialize = fastapi.routing.serialize_response
+
+    async def count(**given):
+        encoded.append(given)
+        return await serialize(**given)
+
+    monkeypatch.setattr("fastapi.routing.serialize_response", count)
+    place = f"/api/v1/collections/{steps.body['collection']}"
+    for path in (JOBS, f"{JOBS}/{done['id']}", "/api/v1/collections", "/api/v1/probes", f"{place}/items"):
+        assert client.get(path).status_code == 200
+    assert client.post(f"{place}/verify").json()["ok"] is True
+    assert client.post(f"{place}/facets", json={"keys": ["label"]}).status_code == 200
+    assert client.put("/api/v1/aliases/some", json={"collection": steps.body["collection"]}).status_code == 200
+    assert client.put(f"{place}/items", json=[{"id": "a", "vector": [1.0, 0.0]}]).status_code == 200
+    labels = client.post(f"{place}/labels", content=b"id,label\na,b\n", headers={"Content-Type": "text/csv"})
+    assert labels.json()["matched"] == 1
+    assert encoded == []
+
+
 # ---- the kinds of jobs over REST: duplicates, verification, and re-embedding with another model
 
 
@@ -211,7 +255,6 @@ def test_backups_go_to_the_configured_destination_only(server, client, twins, tm
     with Client(server.url) as remote:
         kept = remote.run("backup", BackupRequest(keep=1))
     assert verify_backups(server.folder / "backups") == {kept["id"]: None}
-    assert client.post(BACKUPS, params={"keep": 0}).status_code == 422
     shutil.rmtree(server.folder / "backups")
     (server.folder / "backups").write_text("no folder")
     job = ended(client, client.post(BACKUPS))
@@ -303,5 +346,43 @@ def test_without_source_folders_reembedding_reports_missing_images(client, serve
     answer = client.post("/api/v1/collections/album/reembed", json={"model": server.other.name})
     assert answer.status_code == 422
     assert "NNCLR_SOURCE_FOLDERS" in answer.json()["detail"]
-    answer = client.post("/api/v1/collections/album/reembed", json={"model": "none"})
-    assert (answer.status_code, answer.json()["code"]) == (404, "unknown_model")
+
+
+def test_archives_and_tables_of_source_folders_are_read_by_other_processes(server, client, image_files, monkeypatch):
+    """Whatever they contain, the server continues."""
+    folder = server.folder / "allowed" / "packed"
+    for name in ("zip", "tar", "table", "many"):
+        (folder / name).mkdir(parents=True)
+    with zipfile.ZipFile(folder / "zip" / "photos.zip", "w") as packed:
+        packed.write(image_files[0], "cat/a.jpg")
+    with zipfile.ZipFile(folder / "many" / "photos.zip", "w") as packed:
+        for number in range(5000):
+            packed.writestr(f"{number}.jpg", b"")
+    with tarfile.open(folder / "tar" / "photos.tar", "w") as packed:
+        packed.add(image_files[1], "cat/b.jpg")
+    table = pyarrow.table({"image": [path.read_bytes() for path in image_files[2:4]], "label": ["cat", "dog"]})
+    parquet.write_table(table, folder / "table" / "photos.parquet")
+
+    def refuse(*given, **options):
+        raise AssertionError("read by the server's own process")
+
+    for opened in ("zipfile.ZipFile", "tarfile.open", "pyarrow.parquet.ParquetFile"):
+        monkeypatch.setattr(opened, refuse)
+    place = "/api/v1/collections/packed"
+    assert client.put(place, json={}).status_code == 201
+    for name, added in (("zip", 1), ("tar", 1), ("table", 2)):
+        job = ended(client, client.post(f"{place}/index", json={"folder": f"packed/{name}"}))
+        assert (job["state"], job["error"]) == ("done", None)
+        assert (job["result"]["added"], job["result"]["errors"]) == (added, [])
+    items = client.get(f"{place}/items").json()["items"]
+    assert sorted(item["metadata"]["label"] for item in items) == ["cat", "cat", "cat", "dog"]
+    originals = [client.get(f"{place}/items/{item['id']}/original") for item in items]
+    assert {one.content for one in originals} == {path.read_bytes() for path in image_files[:4]}
+    assert {one.headers["x-image"] for one in originals} == {"source"}
+    reader = pool.active_pool().reader
+    monkeypatch.setattr(reader, "_limits", pool.DecodingLimits(0.001))
+    job = ended(client, client.post(f"{place}/index", json={"folder": "packed/many"}))
+    assert (job["state"], job["error"]["code"]) == ("failed", "invalid_request")
+    assert "unpack it" in job["error"]["detail"]
+    assert str(server.folder) not in job["error"]["detail"]
+    client.delete(place)

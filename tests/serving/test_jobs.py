@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import waiting
-from job_worlds import until
+from job_worlds import WorkRequest, until
 from PIL import Image
 
 from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, Overloaded, RequestTooLarge, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import staging
+from nnclr_hub.workbench.tasks import Task
 from serving.jobs import HIDDEN, JOB, JobRecords, PatientEmbedder
 from serving.limits import Admission
 from serving.telemetry import Json, Metrics, Text
@@ -85,6 +86,21 @@ def test_jobs_are_counted(world):
     assert value("nnclr_jobs_total", {"kind": "work", "outcome": "done"}) == 1
     assert value("nnclr_jobs_total", {"kind": "work", "outcome": "failed"}) == 1
     assert value("nnclr_jobs_active") == 0
+
+
+def test_a_result_that_is_too_long_is_cut_and_says_what_is_missing(make_world):
+    world = make_world(most=1000)
+    whole = {"found": 300, "groups": [{"ids": [f"item-{i}"]} for i in range(300)], "few": [1, 2]}
+    world.jobs.tasks["work"] = Task("work", WorkRequest, "/x", False, lambda *given: whole)
+    job = until(world.jobs, world.submit("a").id, "done")
+    assert len(job.data) <= 1000
+    assert list(job.result) == ["found", "groups", "few"]
+    assert (job.result["found"], job.result["few"]) == (300, [1, 2])
+    kept = len(job.result["groups"])
+    assert job.result["groups"] == whole["groups"][:kept]
+    assert job.left_out.startswith(f"{300 - kept} of the 300 entries of `groups` are left out")
+    world.restart()
+    assert world.jobs.get(job.id) == job
 
 
 # ---- jobs on disk: pages, marks, increasing ids, and the deletion of old jobs
@@ -166,6 +182,33 @@ def test_a_waiting_job_is_cancelled_at_once_and_never_starts(world):
     assert world.jobs.get(second.id).state == "cancelled"
     assert world.work.begun == ["a"]
     assert world.work.cleaned == []
+
+
+def test_a_job_cancelled_just_before_it_starts_never_starts(world, monkeypatch):
+    reached, go_on = threading.Event(), threading.Event()
+    lock = world.jobs._lock
+
+    class Held:
+        """Let the thread of the job wait where it would start it."""
+
+        def __enter__(self):
+            if threading.current_thread().name == "work jobs":
+                reached.set()
+                go_on.wait(60)
+            lock.acquire()
+
+        def __exit__(self, *error):
+            lock.release()
+
+    monkeypatch.setattr(world.jobs, "_lock", Held())
+    job = world.submit("a")
+    assert reached.wait(60)
+    assert world.jobs.cancel(job.id).state == "cancelled"
+    go_on.set()
+    world.work.let(3)
+    until(world.jobs, world.submit("b").id, "done")
+    assert world.work.begun == ["b"]
+    assert world.jobs.get(job.id).state == "cancelled"
 
 
 def test_a_running_job_is_cancelled_at_its_next_step_and_cleaned_up(world):

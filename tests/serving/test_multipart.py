@@ -2,7 +2,7 @@
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.multipart import MAX_PARTS, MalformedForm, parse_form
@@ -14,6 +14,7 @@ names = st.text(
 data = st.binary(max_size=200) | st.sampled_from([b"", b"\r\n", b"--bound", b"\r\n--", b"\r\n--boun", b"\r\n\r\n--x"])
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(names, st.none() | names, data), min_size=1, max_size=5), st.integers(0, 10_000))
 def test_forms_are_read_as_they_were_written(fields, cut):
     files = [(name, (filename, content)) for name, filename, content in fields]

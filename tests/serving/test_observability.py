@@ -54,6 +54,12 @@ def exported() -> InMemorySpanExporter:
     return exporter
 
 
+@pytest.fixture(scope="module")
+def server(model, tmp_path_factory, serve, exported):
+    """Run a server of its own: traces are exported from its start."""
+    yield from serve(model, tmp_path_factory.mktemp("observed") / "store", capacity=100)
+
+
 def samples(client) -> dict:
     """Values of /metrics by name and labels."""
     response = client.get("/metrics")

@@ -6,8 +6,6 @@ import httpx
 import pytest
 from rest_requests import as_text, is_problem
 
-from nnclr_hub import load_encoder
-
 VIT = "random:test_vit"
 V32, ROOT = [1.0] * 32, {"must": [{"key": "root", "exists": True}]}
 JPEG, TEXT = {"files": ("a.jpg", b"x")}, {"Content-Type": "text/plain"}
@@ -148,6 +146,11 @@ TABLE: dict[str, list[Any]] = {
     ],
     "POST c/photos/lookup": [{"ids": ["a"] * 1001}],
     "POST c/photos/facets": [{"keys": ["root"]}, {"keys": []}],
+    "PUT c/photos/label-keys": [
+        *({}, {"labels": ["x"] * 10}, {"labels": [["x"]]}, {"labels": ["x" * 1001]}),
+        *(({"labels": [], "field": field}, 422, "invalid_filter") for field in ("", 'a"b')),
+    ],
+    "PUT c/nowhere/label-keys": [({"labels": []}, 404, "collection_not_found")],
     "POST c/photos/labels": [(sent(content=b"id,label\na,cat\n"), *WRONG_TYPE)],
     "PUT c/plain": [({"dim": 5}, 409, "collection_exists")],
     "PUT c/l2": [{"dim": 4, "metric": "l2", "vectors": "center"}],
@@ -165,6 +168,7 @@ TABLE: dict[str, list[Any]] = {
     ],
     "POST c/none/duplicates": [({}, 404, "collection_not_found")],
     "POST c/none/reembed": [({"model": "default"}, 404, "collection_not_found")],
+    "POST c/photos/reembed": [({"model": "none"}, 404, "unknown_model")],
     "DELETE c/none/reembed": [(None, 404, "collection_not_found")],
     "POST c/photos/index": [
         *({"folder": folder} for folder in ("../secret", "/etc", "2023", "a\0b", "a" * 300)),
@@ -229,14 +233,14 @@ ROWS = [
 
 @pytest.fixture(scope="module")
 def world(server):
-    """Serve a collection of two items for the model, one of vectors, and a vision transformer."""
+    """Serve a collection of two items for the model, one of vectors, and a vision transformer; yield the `state`."""
     server.engines.get(VIT)
     with httpx.Client(base_url=server.url, timeout=60) as client:
         client.put("/api/v1/collections/photos", json={})
         items = [{"id": id, "vector": [*V32[:-1], n], "metadata": {"n": n, "label": id}} for n, id in enumerate("ab")]
         client.put("/api/v1/collections/photos/items", json=items)
         client.put("/api/v1/collections/plain", json={"dim": 2})
-        yield load_encoder(VIT, device="cpu")
+        yield state(client)
         for name in ("photos", "plain"):
             client.delete(f"/api/v1/collections/{name}")
 
@@ -244,8 +248,8 @@ def world(server):
 def state(client) -> list[Any]:
     """Return what a request could have changed."""
     items = client.get("/api/v1/collections/photos/items", params={"with_vector": True}).json()
-    others = [client.get(f"/api/v1/{path}").json() for path in ("collections", "aliases", "jobs", "probes")]
-    return [items, *others]
+    others = ("collections", "aliases", "jobs", "probes", "collections/photos/label-keys")
+    return [items, *(client.get(f"/api/v1/{path}").json() for path in others)]
 
 
 def with_image(value: Any, image: Any) -> Any:
@@ -259,14 +263,13 @@ def with_image(value: Any, image: Any) -> Any:
 @pytest.mark.parametrize(("line", "body", "status", "code"), ROWS)
 def test_a_refused_request_has_a_code_and_changes_nothing(client, world, image_files, line, body, status, code):
     method, _, path = line.partition(" ")
-    before = state(client)
     if isinstance(body, dict) and "__sent__" in body:
         options = with_image(body["__sent__"], image_files[0].read_bytes())
     else:
         options = {} if body is None else {"json": with_image(body, as_text(image_files[0]))}
     path = path.replace("c/", "/api/v1/collections/", 1) if path.startswith("c/") else path
     is_problem(client.request(method, path, **options), status, code)
-    assert state(client) == before
+    assert state(client) == world
 
 
 def test_text_in_an_image_field_is_refused_and_not_ignored(client, world, image_files):

@@ -1,7 +1,7 @@
 """A write that is sent again, as after a lost answer, has the effect of one."""
 
 import pytest
-from rest_requests import ended, upload
+from rest_requests import ended
 
 EYE = [[float(i == j) for j in range(32)] for i in range(32)]
 C = "/api/v1/collections/photos"
@@ -45,12 +45,6 @@ def test_a_repeated_write_has_the_effect_of_one(client, state, write):
     again = WRITES[write](client)
     assert again.is_success or again.status_code == 404  # deleted already
     assert state() == once
-
-
-def test_an_image_that_is_uploaded_twice_is_one_item(client, collection, image_files):
-    ids = [client.post(f"{collection}/items", files=upload(image_files[:2])).json()["results"] for _ in range(2)]
-    assert ids[0] == ids[1]
-    assert client.get(f"{collection}/count").json()["count"] == 2
 
 
 @pytest.mark.parametrize("kind", ["verify", "compact", "duplicates", "probe"])

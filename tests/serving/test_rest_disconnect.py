@@ -16,21 +16,22 @@ COUNT = 40
 
 
 @pytest.fixture(scope="module")
-def probe(server) -> str:
+def probe(server) -> Iterator[str]:
     """Fit a probe for the server's model, and return the path of its predictions."""
     with httpx.Client(base_url=server.url, timeout=120) as client:
         items = [{"vector": [1.0 * (i % 2), 1.0, *[0.1 * i] * 30], "label": "ab"[i % 2]} for i in range(12)]
         body = {"name": "letters", "items": items, "model": "default", "l2": 0.1}
         job = client.post("/api/v1/probes", json=body).json()["id"]
         until(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "done")
-    return "/api/v1/probes/letters/predict"
+        yield "/api/v1/probes/letters/predict"
+        client.delete("/api/v1/probes/letters")
 
 
 @contextmanager
 def held_up(server, monkeypatch) -> Iterator[threading.Event]:
     """Block decoding until the context ends; yield an event that is set at the first attempt."""
     begun, release = threading.Event(), threading.Event()
-    engine = server.engines.engines[0]
+    engine = server.engine
     real = engine.encoder.prepare_each
 
     def prepare_each(images):

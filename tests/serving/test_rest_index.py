@@ -2,10 +2,10 @@
 
 import json
 import shutil
-import time
 
 import httpx
 import pytest
+from rest_requests import ended
 
 JOBS = "/api/v1/jobs"
 INDEX = "/api/v1/collections/{}/index"
@@ -33,14 +33,7 @@ def client(server):
 
 
 def indexed(client, **body) -> dict:
-    answer = client.post(INDEX.format("there"), json=body)
-    assert answer.status_code == 202, answer.text
-    for _ in range(2400):
-        job = client.get(answer.headers["location"]).json()
-        if job["state"] in ("done", "failed", "cancelled"):
-            return job
-        time.sleep(0.05)
-    pytest.fail(f"the job did not end: {job}")
+    return ended(client, client.post(INDEX.format("there"), json=body))
 
 
 def test_a_folder_is_indexed_and_its_changes_are_updated(client, server):
@@ -69,23 +62,12 @@ def test_the_job_reports_no_paths_of_the_machine(client, server):
 
 
 @pytest.mark.parametrize(
-    "body",
-    [
-        {"source": "images", "folder": "../secret"},
-        {"source": "images", "folder": "/etc"},
-        {"source": "images", "folder": "2023"},
-        {"source": "images", "folder": "2024/cat/0.jpg"},
-        {"source": "images", "folder": "a\0b"},
-        {"source": "secret"},
-        {"folder": "2024"},
-        {"source": "images", "folder": "a" * 300},
-        {"source": "images", "folder": "loop"},
-    ],
+    "body", [{"folder": "2024"}, *({"source": "images", "folder": folder} for folder in ("2024/cat/00.jpg", "loop"))]
 )
 def test_no_other_folder_is_read(client, body):
+    """See test_refusals.py, too."""
     answer = client.post(INDEX.format("there"), json=body)
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-    assert client.get("/api/v1/collections/there/count").json()["count"] == 0
 
 
 def test_links_to_other_folders_are_not_followed(client, server):
@@ -97,10 +79,8 @@ def test_links_to_other_folders_are_not_followed(client, server):
         link.unlink()
 
 
-def test_a_server_on_the_network_reads_no_folders(model, photos, tmp_path, serve):
-    options = {"source_folders": [str(photos)], "host": "0.0.0.0", "insecure": True}
-    for running in serve(model, tmp_path / "store", **options):
-        with httpx.Client(base_url=running.url, timeout=120) as client:
-            client.put("/api/v1/collections/there", json={}).raise_for_status()
-            answer = client.post(INDEX.format("there"), json={})
-            assert answer.status_code == 422
+def test_a_server_on_the_network_reads_no_folders(client, server, monkeypatch):
+    monkeypatch.setattr(server.app.state.settings, "host", "0.0.0.0")
+    answer = client.post(INDEX.format("there"), json={"source": "images", "folder": "2024"})
+    assert answer.status_code == 422
+    assert "127.0.0.1" in answer.json()["detail"]

@@ -190,7 +190,6 @@ def test_over_https_the_cookie_is_secure():
     assert not opens(settings, cookie)
 
 
-def test_without_keys_there_is_no_login(model, tmp_path, serve):
-    for server in serve(model, tmp_path / "store"):
-        answer = httpx.get(f"{server.url}/login", timeout=60)
-        assert (answer.status_code, target(answer)) == (303, "/")
+def test_without_keys_there_is_no_login(client):
+    answer = client.get("/login")
+    assert (answer.status_code, target(answer)) == (303, "/")

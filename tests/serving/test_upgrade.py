@@ -73,9 +73,10 @@ def head(method: str, path: str, offer: bytes, *, close: bool = True) -> bytes:
 @pytest.mark.parametrize("encoding", ["length", "chunked"])
 @pytest.mark.parametrize("offer", OFFERS)
 def test_the_body_is_read_however_it_is_split(strict, victim, offer, encoding):
-    """First every split in two packets, then every byte in its own packet."""
+    """First splits in two packets, all around the end of the head, then every byte in its own packet."""
     message = head("POST", SEARCH, OFFERS[offer]) + framed(QUERY, encoding)
-    splits = [[message[:i], message[i:]] for i in range(1, len(message))]
+    end = message.index(b"\r\n\r\n")
+    splits = [[message[:i], message[i:]] for i in {*range(1, len(message), 11), *range(end, end + 8)}]
     for pieces in [[message], *splits, [message[i : i + 1] for i in range(len(message))]]:
         answer = talk(strict, pieces)
         assert statuses(answer) == [200], answer

@@ -5,7 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from waiting import until
 from nnclr_hub.errors import DiskFull
 from nnclr_hub.store import failpoints
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.folder.resources import Resources
 from nnclr_hub.store.settings import StoreSettings
 
 LENGTH = 30
@@ -113,6 +116,30 @@ def test_a_collection_that_was_opened_on_a_full_disk_is_written_once_there_is_sp
         filler.unlink()
         collection.upsert([item_of("b", 2)])
         assert collection.info().state == "ready"
+        assert read_collection(collection) == {"a": 1, "b": 2}
+
+
+def test_a_read_that_began_before_a_collection_becomes_writable_again_does_not_fail(small_disk, monkeypatch):
+    folder = small_disk / "store"
+    with open_small_store(folder) as store:
+        store.create("c", CollectionSpec(DIM)).upsert([item_of("a", 1)])
+    filler = fill(small_disk, 0)
+    reached, go_on, read = threading.Event(), threading.Event(), Resources.read
+
+    def read_late(self, work):
+        reached.set()
+        assert go_on.wait(60)
+        return read(self, work)
+
+    with open_small_store(folder) as store, ThreadPoolExecutor(1) as pool:
+        collection = store.get("c")
+        monkeypatch.setattr(Resources, "read", read_late)
+        found = pool.submit(collection.search, item_of("a", 1).vector, 1)
+        assert reached.wait(60)
+        filler.unlink()
+        collection.upsert([item_of("b", 2)])
+        go_on.set()
+        assert found.result(60)[0].id == "a"
         assert read_collection(collection) == {"a": 1, "b": 2}
 
 

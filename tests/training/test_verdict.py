@@ -27,7 +27,7 @@ from training.verdict import Verdict
 
 QUIET = Console(quiet=True)
 WIDE = "channels=8,16,24,32"  # those of the fixture `model`
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "without_graphs")
 
 
 def verdict_of(done) -> Verdict:
@@ -158,7 +158,7 @@ def test_nothing_is_used_for_labels_that_no_vectors_predict(tmp_path):
     folder, random = tmp_path / "images", np.random.default_rng(0)
     for label in ("left", "right"):
         (folder / label).mkdir(parents=True)
-    for number in range(80):
+    for number in range(50):
         pixels = random.integers(0, 256, (32, 32, 3), np.uint8)
         Image.fromarray(pixels).save(folder / ("left", "right")[number % 2] / f"{number}.png")
     done = pretrain(recipe("epochs=1", "pack_size=32"), [folder], tmp_path / "run", console=QUIET)

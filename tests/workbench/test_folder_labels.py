@@ -150,3 +150,10 @@ def test_folders_of_the_system_are_left_out_and_counted(kind, name, tmp_path, ca
     assert listing.left_out == {name: 2}
     assert f"2 in {name}" in caplog.text
     assert len(training_files([place])) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_with_many_suffixes_are_counted_together(kind, tmp_path):
+    place = place_of(kind, {"a.png": image(), **{f"{number}.s{number}": b"" for number in range(70)}}, tmp_path)
+    counts = list_images_of(place).left_out
+    assert (len(counts), sum(counts.values()), counts["other suffixes"]) == (51, 70, 20)

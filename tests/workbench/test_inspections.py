@@ -6,7 +6,8 @@ import pytest
 from nnclr_hub.errors import InspectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.workbench.inspection.findings import inspect_collection, item_fields, write_fields
+from nnclr_hub.workbench import Encoders, Workbench
+from nnclr_hub.workbench.inspection.findings import InspectionRequest, inspect_collection, item_fields, write_fields
 from nnclr_hub.workbench.inspections import (
     INSPECTION as KEY,
 )
@@ -167,3 +168,25 @@ def test_new_items_are_placed_next_to_their_neighbors(store):
         if (cursor := page.cursor) is None:
             break
     assert tuple(pages) == placed.ids
+
+
+@pytest.mark.parametrize("own", ["passed", {"cluster": "north"}, {"seq_no": 1}, ["a"]])
+def test_metadata_under_the_key_of_the_findings_is_not_replaced(store, own):
+    collection = fill(store)
+    collection.update_metadata({KEY: own}, ids=["007"])
+    bench = Workbench(Encoders(), store)
+    with pytest.raises(InvalidRequest, match="007"):
+        bench.run("inspection", InspectionRequest("points", write_fields=True))
+    assert [item.metadata.get(KEY) for item in collection.get(["007", "008"])] == [own, None]
+    bench.run("inspection", InspectionRequest("points"))
+
+
+def test_fields_of_an_earlier_inspection_and_reviews_are_updated(store):
+    collection = fill(store)
+    collection.update_metadata({KEY: {"reviewed": "a"}}, ids=["007"])
+    bench = Workbench(Encoders(), store)
+    for _ in range(2):
+        bench.run("inspection", InspectionRequest("points", write_fields=True))
+    [item] = collection.get(["007"])
+    assert item.metadata[KEY]["reviewed"] == "a"
+    assert "cluster" in item.metadata[KEY]

@@ -8,6 +8,11 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import AddRequest, Encoders, FolderRequest, NewCollection, NewImage, Workbench
+from nnclr_hub.workbench.folder_index import IndexRequest
+from nnclr_hub.workbench.maintenance import BackupRequest
+from nnclr_hub.workbench.probes import ProbeFit
+
+ITEMS = [{"label": "a", "vector": [1.0]}, {"label": "b", "vector": [2.0]}]
 
 
 def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
@@ -34,6 +39,13 @@ def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
         lambda: NewCollection("model", 4),
         lambda: NewCollection(dim=0),
         lambda: NewCollection(metric="x"),
+        lambda: ProbeFit(name="p", collection="c", field="label", model="m"),
+        lambda: ProbeFit(name="p", collection="c", field="label", reject_far=1.0),
+        lambda: ProbeFit(name="p", collection="c", field="label", l2=float("nan")),
+        lambda: ProbeFit(name="p", items=ITEMS, where={"must": []}),
+        lambda: ProbeFit(name="p", items=ITEMS[:1]),
+        lambda: IndexRequest("c", folder="x" * 5000),
+        lambda: BackupRequest(keep=0),
     ],
 )
 def test_an_invalid_request_cannot_be_made(make):

@@ -15,6 +15,7 @@ change. Every weight stays the network's own tensor.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +33,7 @@ from timm.models.resnet import ResNet
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from nnclr_hub.encoder.attention.geometry import Axis, Grid, input_size
+from nnclr_hub.encoder.attention.geometry import VIEW_SIDE, Axis, Grid, input_size
 from nnclr_hub.encoder.attention.maps import AttentionMap, on_one_scale
 from nnclr_hub.encoder.attention.query import MAX_TARGETS, AttentionSettings, require_inside
 from nnclr_hub.encoder.backends.with_torch import memory_errors
@@ -156,7 +157,7 @@ class AttentionExtractor:
         prepared = []
         for index, one in enumerate((image, *targets)):
             try:
-                prepared.append(self.prepare(one, settings, has_query=index == 0))
+                prepared.append(self.prepare(one, settings, has_query=index == 0, alone=not targets))
             except ImageError as error:
                 if index == 0 and not isinstance(one, str | Path):
                     raise
@@ -192,12 +193,15 @@ class AttentionExtractor:
         if row and settings.head is not None and settings.head >= (traits.heads or 0):
             raise InvalidRequest(f"head must be from 0 to {(traits.heads or 0) - 1} for {name}, got {settings.head}.")
 
-    def prepare(self, image: ImageLike, settings: AttentionSettings, *, has_query: bool = True) -> PreparedImage:
+    def prepare(
+        self, image: ImageLike, settings: AttentionSettings, *, has_query: bool = True, alone: bool = True
+    ) -> PreparedImage:
         """Decode an image and resize it to the network's input.
 
         Args:
             image: a path, bytes, a PIL image or (H, W, 3) uint8.
             has_query: whether the query refers to this image; False for targets.
+            alone: whether there are no targets.
 
         Raises:
             ImageError: the image cannot be read.
@@ -207,7 +211,8 @@ class AttentionExtractor:
         if has_query and settings.query is not None:
             require_inside(settings.query, decoded.size)
         down, across = self.traits.stride
-        size = input_size(decoded.size, (across, down), settings.max_side, whole=self.traits.transformer)
+        short = VIEW_SIDE if alone and _has_prior(settings) else math.inf
+        size = input_size(decoded.size, (across, down), settings.max_side, short, whole=self.traits.transformer)
         return PreparedImage(for_people(decoded), self._transform.resized(decoded, size))
 
     @torch.inference_mode()
@@ -274,8 +279,13 @@ class AttentionExtractor:
                     f"The output of {self._name} for this image is NaN or infinite; check its weights."
                 )
             limits = (float(value.min()), float(value.max()))
-            found.append(AttentionMap(value, kind, one.grid, limits, one.prepared.image))
+            prior = _has_prior(settings) and not targets
+            found.append(AttentionMap(value, kind, one.grid, limits, one.prepared.image, prior))
         return on_one_scale(found)
+
+
+def _has_prior(settings: AttentionSettings) -> bool:
+    return settings.center_prior and settings.query is None
 
 
 def class_token_rows(attention: Attention, x: Tensor) -> Tensor:

@@ -22,10 +22,16 @@ from nnclr_hub.errors import InvalidRequest
 # attention.
 MAX_CELLS = 4096
 MIN_SIDE = 224  # short side of the network's input, in pixels, where max_side allows it
+VIEW_SIDE = 256  # largest short side of the input for a map that is shown with the center prior
 
 
 def input_size(
-    size: tuple[int, int], cell: tuple[int, int], max_side: int = MAX_SIDE, *, whole: bool = False
+    size: tuple[int, int],
+    cell: tuple[int, int],
+    max_side: int = MAX_SIDE,
+    short_side: float = math.inf,
+    *,
+    whole: bool = False,
 ) -> tuple[int, int]:
     """Return the width and height to which an image is resized.
 
@@ -34,6 +40,7 @@ def input_size(
         cell: pixels across and down from one cell of the map to the next.
         max_side: maximum of the long side, in pixels. Within it, the short side is enlarged to MIN_SIDE. Each side is
             at least one cell, so a thin strip is widened.
+        short_side: maximum of the short side, at least MIN_SIDE.
         whole: whether the sides must be multiples of a cell's, as those of a vision transformer.
 
     Raises:
@@ -43,7 +50,8 @@ def input_size(
         raise InvalidRequest(f"max_side must be at least {max(cell)}, a cell of this network, got {max_side}.")
     step = cell if whole else (1, 1)
     most = tuple(min(max_side // part * part, MAX_CELLS * side) for part, side in zip(step, cell, strict=True))
-    scale = max(min(1.0, max_side / max(size)), min(MIN_SIDE / min(size), max_side / max(size)))
+    most_scale = min(1.0, max_side / max(size), short_side / min(size))
+    scale = max(most_scale, min(MIN_SIDE / min(size), max_side / max(size)))
     width, height = (
         min(max(round(scale * side / part) * part, least), bound)
         for side, part, least, bound in zip(size, step, cell, most, strict=True)

@@ -20,6 +20,7 @@ from nnclr_hub.errors import InvalidRequest
 COLORS = "inferno"  # perceptually uniform, from black: what gets no attention becomes dark
 OPACITY = 0.6
 MADE_BY = ("Software", "nnclr_hub attention")  # in the PNG files of maps and figures, for is_map_file
+PRIOR_WIDTH = 0.3  # standard deviation of the center prior, in widths and heights of the image
 NOISE = 1e-6  # relative to the values: smaller differences come from the order of float32 sums
 
 
@@ -32,6 +33,7 @@ class AttentionMap:
     grid: where the cells are in the upright original.
     limits: the values that become 0 and 1; equal for all maps of one call.
     image: the upright original, RGB.
+    center_prior: whether the overlay shows the map times a Gaussian in the center; see `AttentionSettings`.
     """
 
     values: np.ndarray
@@ -39,6 +41,7 @@ class AttentionMap:
     grid: Grid
     limits: tuple[float, float]
     image: Image.Image
+    center_prior: bool = False
 
     def __repr__(self) -> str:
         (height, width), (x, y) = self.values.shape, self.peak
@@ -75,9 +78,16 @@ class AttentionMap:
             return np.zeros(self.size[::-1], np.float32)
         return self.grid.upsampled((self.values - low) / (high - low)).clip(0, 1)
 
+    def shown(self) -> np.ndarray:
+        """Return what the overlay shows, (H, W) float32 in [0, 1]: `scaled`, with the center prior if there is one."""
+        if not self.center_prior:
+            return self.scaled()
+        weighted = self.scaled() * center_prior(self.size)
+        return weighted / max(float(weighted.max()), NOISE)
+
     def colored(self) -> Image.Image:
         """Return the map alone as a color image of the original's size."""
-        return Image.fromarray(_colors()[(self.scaled() * 255).round().astype(np.uint8)])
+        return Image.fromarray(_colors()[(self.shown() * 255).round().astype(np.uint8)])
 
     def overlay(self, opacity: float = OPACITY) -> Image.Image:
         """Return the colored map over the upright original, RGB.
@@ -114,7 +124,14 @@ class AttentionMap:
             "stride": [self.grid.across.stride, self.grid.down.stride],
             "limits": list(self.limits),
             "peak": list(self.peak),
+            "center_prior": self.center_prior,
         }
+
+
+def center_prior(size: tuple[int, int]) -> np.ndarray:
+    """Return (H, W) float32 in (0, 1] for an image of that width and height: where objects are, whatever it shows."""
+    x, y = (np.square((np.arange(side, dtype=np.float32) + 0.5) / side - 0.5) for side in size)
+    return np.exp(-(x[None] + y[:, None]) / (2 * PRIOR_WIDTH**2))
 
 
 def check_opacity(opacity: float) -> None:

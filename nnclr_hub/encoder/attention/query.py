@@ -70,6 +70,9 @@ class AttentionSettings:
     head: of the last block's attention, from 0; None: the mean of all heads. Only for the row of [CLS].
     threshold: in (0, 1]; keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
     max_side: maximum side of the network's input, in pixels; see `geometry.input_size`.
+    center_prior: for the whole image without targets. The network sees it with a short side of at most 256 pixels, and
+        the overlay shows the map times a Gaussian in the center, where objects mostly are. False: the plain map of the
+        image in its own size, as in the paper.
 
     Raises:
         InvalidRequest: a value is invalid for every network.
@@ -80,6 +83,7 @@ class AttentionSettings:
     head: int | None = None
     threshold: float | None = None
     max_side: int = MAX_SIDE
+    center_prior: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.query, Point | Box | None):
@@ -92,6 +96,8 @@ class AttentionSettings:
             raise InvalidRequest(f"threshold must be in (0, 1], such as 0.6, got {self.threshold!r}.")
         if not (_is_whole(self.max_side) and self.max_side >= 1):
             raise InvalidRequest(f"max_side must be a whole number of pixels, got {self.max_side!r}.")
+        if not isinstance(self.center_prior, bool):
+            raise InvalidRequest(f"center_prior must be true or false, got {self.center_prior!r}.")
 
 
 def require_inside(query: Query, size: tuple[int, int]) -> None:

@@ -27,7 +27,7 @@ from nnclr_hub.store.folder.resources import Resources
 from nnclr_hub.store.folder.rows import ONE_OF, Changes
 from nnclr_hub.store.folder.writer import Apply, Writer
 from nnclr_hub.store.index.state import RowSet, State
-from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where
+from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where, is_same
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
@@ -93,6 +93,18 @@ class EmbeddedCollection(Collection):
 
         def apply(connection: sqlite3.Connection, changes: Changes) -> int:
             return rows.delete_rows(connection, changes, [row[:2] for row in rows.find_rows(connection, *chosen)])
+
+        return self._submit(apply, frees=True)
+
+    def delete_unchanged(self, items: Sequence[Item]) -> list[Item]:
+        before = {item.id: item for item in items}
+
+        def apply(connection: sqlite3.Connection, changes: Changes) -> list[Item]:
+            found = list(rows.read_rows(connection, f"id {ONE_OF}", [json.dumps(list(before))]))
+            now = rows.to_items(found, self.spec)
+            same = {item.id for item in now if is_same(item, before[item.id])}
+            rows.delete_rows(connection, changes, [row[:2] for row in found if row[1] in same])
+            return [item for item in now if item.id not in same]
 
         return self._submit(apply, frees=True)
 
@@ -336,8 +348,7 @@ class EmbeddedCollection(Collection):
             if self._files.writer is None and not (self._read_only or self._closed):
                 if free_bytes(self._path) < LOW_WATER:
                     raise self._files.refusal
-                full, self._files = self._files, Resources(self._path, self._lost, self._settings, read_only=False)
-                full.close(keep=False, dropped=False)  # the disk was full when it was opened, and has space again
+                self._files.start_writing(self._lost)  # the disk was full when it was opened, and has space again
         if self._files.writer is None:
             raise self._files.refusal
         return self._files.writer

@@ -13,7 +13,7 @@ import sqlite3
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -45,6 +45,7 @@ T = TypeVar("T")
 CACHE_BYTES = {"f32": 128 << 20, "f16": 3 << 20}
 CACHE_SHARE = 16  # of the memory of the index, at most
 MAX_IDLE = 8
+RETIRED_S = 5.0  # to wait for the reads of a disk that was full
 MAX_FOLLOWED = 50_000  # changes; of more, not all vectors are read at once
 
 
@@ -74,11 +75,7 @@ class Resources:
                 with reading(self._connection):
                     check_meta(self._connection, path, recorded)
                 if not read_only:
-                    self._folder.mkdir(exist_ok=True)
-                    # the last writer did not close the file
-                    if self._connection.execute("SELECT 1 FROM meta WHERE key = 'clean'").fetchone() is None:
-                        quick_check(self._connection, path)
-                    clear_leftovers(self._connection, self._folder, lost)
+                    self._prepare(self._connection, lost)
                 with reading(self._connection):
                     state, saved = self._recover(self._connection)
         except BaseException:
@@ -87,12 +84,44 @@ class Resources:
         self.states = States(state)
         self.filters, self.facets = Filters(), Facets()
         self.writer: Writer | None = None
-        self.connections = Connections(path, settings.memory, self.spec.precision)
-        reader, load = self.connections.reader, self._rebuild
+        self.connections = self._new_connections()
+        reader, load = lambda: self.connections.reader(), self._rebuild
         self.maintenance = Maintenance(self.states, settings, path, reader, load, saved)
         if not read_only:
-            self.writer = Writer(self._connection, self.states, path, self.record, self.maintenance.wake)
+            self._start_writer()
+        self.maintenance.wake()
+
+    def _prepare(self, connection: sqlite3.Connection, lost: Path) -> None:
+        """Check a file that is going to be written."""
+        self._folder.mkdir(exist_ok=True)
+        # the last writer did not close the file
+        if connection.execute("SELECT 1 FROM meta WHERE key = 'clean'").fetchone() is None:
+            quick_check(connection, self._path)
+        clear_leftovers(connection, self._folder, lost)
+
+    def _new_connections(self) -> Connections:
+        return Connections(self._path, self._settings.memory, self.spec.precision)
+
+    def _start_writer(self) -> None:
+        self.writer = Writer(self._connection, self.states, self._path, self.record, self.maintenance.wake)
         self.maintenance.writer = self.writer
+
+    def start_writing(self, lost: Path) -> None:
+        """Become writable, after the disk was full when the files were opened; reads continue."""
+        connection = connect(self._path)
+        try:
+            with translated(self._path):
+                self._prepare(connection, lost)
+            # a connection on a full disk reads the file as one that nobody changes
+            before, self.connections = self.connections, self._new_connections()
+            if not before.retire(RETIRED_S):
+                raise self.refusal
+            self._connection.close()  # nobody wrote in between: the store has locked its folder
+        except BaseException:
+            connection.close()
+            raise
+        self._connection, self.refusal = connection, OpenedForReading()
+        self._start_writer()
         self.maintenance.wake()
 
     def close(self, *, keep: bool, dropped: bool) -> None:
@@ -220,7 +249,9 @@ class Connections:
         self._path = path
         self._cache_kib = min(CACHE_BYTES[precision], memory // CACHE_SHARE) >> 10
         self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
-        self._open = 0
+        self._used = 0
+        self._returned = threading.Condition()
+        self._retired = False
         self._pid = os.getpid()
         self.closed = self._dropped = False
 
@@ -230,25 +261,41 @@ class Connections:
         check_process(self._pid)
         if self.closed:
             raise closed_error(self._dropped)
+        with self._returned:
+            self._used += 1
+        connection = None
         try:
-            connection = self._idle.pop()
-        except IndexError:
-            connection = connect(self._path, read_only=True)
-            self._open += 1
-            connection.execute(f"PRAGMA cache_size = -{self._cache_kib // self._open}")
-        try:
+            try:
+                connection = self._idle.pop()
+            except IndexError:
+                connection = connect(self._path, read_only=True)
+                connection.execute(f"PRAGMA cache_size = -{self._cache_kib // (self._used + len(self._idle))}")
             with translated(self._path), cancellable_queries(connection), reading(connection):
                 yield connection
         finally:
-            if self.closed or len(self._idle) >= MAX_IDLE:
-                self._open -= 1
-                connection.close()
-            else:
-                self._idle.append(connection)
+            if connection is not None:
+                if self.closed or self._retired or len(self._idle) >= MAX_IDLE:
+                    connection.close()
+                else:
+                    self._idle.append(connection)
+            with self._returned:
+                self._used -= 1
+                self._returned.notify_all()
+
+    def retire(self, timeout: float) -> bool:
+        """Close connections as they are returned; return whether all were, within some seconds. Reads still work."""
+        self._retired = True
+        self._close_idle()
+        with self._returned:
+            return self._returned.wait_for(lambda: not self._used, timeout)
 
     def close(self, *, dropped: bool = False) -> None:
         """Close idle connections now, and the others when they are returned."""
         self._dropped = dropped
         self.closed = True
-        while self._idle:
-            self._idle.pop().close()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
+        with suppress(IndexError):  # another thread may take the last one
+            while True:
+                self._idle.pop().close()

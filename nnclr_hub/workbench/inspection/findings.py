@@ -266,7 +266,8 @@ def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContex
     collection = bench.collection(request.collection)
     share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest
     finding = portion(context.progress, 0, share)
-    options = {"label_next": request.label_next, "progress": finding, "begin": context.begin}
+    options: Any = {"label_next": request.label_next, "write_fields": request.write_fields}
+    options |= {"progress": finding, "begin": context.begin}
     kept = inspect_collection(collection, request.field, **options)
     if request.write_fields:
         context.begin("Writing the findings")
@@ -281,6 +282,7 @@ def inspect_collection(
     field: str = "label",
     *,
     label_next: int = LABEL_NEXT,
+    write_fields: bool = False,
     progress: Progress = lambda done, total: None,
     begin: Callable[[str], object] = lambda phase: None,
 ) -> KeptInspection:
@@ -288,6 +290,7 @@ def inspect_collection(
 
     Args:
         field: metadata key of the label.
+        write_fields: see `collection_subject`.
         progress: called with (done, total) of all steps together, by their usual time.
         begin: called with the name of each step.
     """
@@ -296,7 +299,8 @@ def inspect_collection(
         begin(PHASES[title])
         return portion(progress, *STEPS[title])
 
-    return inspect_subject(collection_subject(collection, field=field, report=report), label_next, report=report)
+    subject = collection_subject(collection, field=field, write_fields=write_fields, report=report)
+    return inspect_subject(subject, label_next, report=report)
 
 
 def inspect_subject(

@@ -28,6 +28,7 @@ from nnclr_hub.workbench.inspection.findings import (
     inspect_subject,
     items_of,
     write_fields,
+    write_findings,
 )
 from nnclr_hub.workbench.inspection.subject import Subject, collection_subject, one_label_each
 from nnclr_hub.workbench.inspections import KeptInspection, keep_inspection
@@ -44,7 +45,8 @@ def inspect_and_report(bench: Any, request: InspectionRequest, folder: Path, rep
     """Inspect a collection, and write report.html to a folder; see `Bench.inspect`."""
     collection = bench.collection(request.collection)
     labels = None if request.labels is None else one_label_each(request.labels)
-    options = {"labels": labels, "field": request.field, "parts": request.parts}
+    options: Any = {"labels": labels, "field": request.field, "parts": request.parts}
+    options |= {"write_fields": request.write_fields}
     subject = collection_subject(collection, **options, report=report)
     kept = inspect_subject(subject, request.label_next, report=report)
     if request.write_fields:
@@ -55,11 +57,10 @@ def inspect_and_report(bench: Any, request: InspectionRequest, folder: Path, rep
 
 
 def write_inspection(kept: KeptInspection, subject: Subject, folder: Path) -> Inspected:
-    """Write report.html to a folder, which is created."""
-    folder.mkdir(parents=True, exist_ok=True)
-    page = write_report(kept, subject, folder)
-    paths = dict(zip(subject.items, subject.paths or subject.items, strict=True))
-    return Inspected(dict(kept.findings), paths, str(page))
+    """Write findings.json, the tables and report.html to a folder, which is created."""
+    findings, paths = dict(kept.findings), dict(zip(subject.items, subject.paths or subject.items, strict=True))
+    files = write_findings(findings, folder, paths)
+    return Inspected(findings, paths, str(write_report(kept, subject, folder)), files)
 
 
 def write_report(kept: KeptInspection, subject: Subject, folder: Path) -> Path:

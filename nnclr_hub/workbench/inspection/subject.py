@@ -129,6 +129,7 @@ def collection_subject(
     labels: TableRows | None = None,
     field: str = "label",
     parts: Parts = "splits",
+    write_fields: bool = False,
     report: Report = lambda title: lambda done, total: None,
 ) -> Subject:
     """Read the items of a collection; pixels come from their thumbnails.
@@ -136,6 +137,8 @@ def collection_subject(
     Args:
         labels: a table whose rows name items by id or path; None: the metadata field.
         field: metadata key of the label.
+        write_fields: the findings will be written under the key `inspection`; InvalidRequest is raised if that holds
+            anything else.
     """
     total = collection.count()
     if total < 2 or total * collection.spec.dim * 4 > MOST_VECTORS:
@@ -160,6 +163,11 @@ def collection_subject(
             named.append(label_text(item.metadata, field))
             paths.append(path_of(item))
             written = item.metadata.get(INSPECTION)
+            if write_fields and not _is_ours(written):
+                raise InvalidRequest(
+                    f"Item {item.id!r} already has other metadata under the key {INSPECTION!r}, which the findings "
+                    "would replace; move it to another key, or leave out write_fields (--write-fields)."
+                )
             reviewed.append(written.get(REVIEWED) if isinstance(written, dict) else None)
         progress(len(ids), max(total, len(ids)))
     if labels is not None:
@@ -179,6 +187,11 @@ def collection_subject(
         field=field,
         state=(seq, log),
     )
+
+
+def _is_ours(written: object) -> bool:
+    """Return whether an inspection, or a person who reviewed a label, wrote this metadata."""
+    return written is None or (isinstance(written, dict) and ("seq" in written or written.keys() <= {REVIEWED}))
 
 
 def _parts(paths: Sequence[str], parts: Parts) -> list[str]:

@@ -206,7 +206,20 @@ def test_queries_are_in_pixels_of_the_original_at_every_input_size(resnet, photo
     assert found.scaled().shape == (960, 1024)
 
 
+def test_the_whole_image_is_seen_small_with_a_center_prior(resnet, vit, photo):
+    large = photo.resize((1024, 960))
+    for encoder in (resnet, vit):
+        found, plain = encoder.attention(large), encoder.attention(large, center_prior=False)
+        assert (found.center_prior, min(found.input_size)) == (True, 256)
+        assert (plain.center_prior, min(plain.input_size)) == (False, 960)
+        assert found.describe()["center_prior"]
+        np.testing.assert_array_equal(plain.shown(), plain.scaled())
+        for other in (encoder.attention(large, Point(500, 500)), encoder.attention(large, target=large)):
+            assert (other.center_prior, min(other.input_size)) == (False, 960)
+
+
 REFUSALS = [
+    ("resnet", {"center_prior": 1}, "center_prior"),
     ("resnet", {"head": 0}, "head"),
     ("resnet", {"threshold": 0.5}, "threshold"),
     ("vit", {"head": 2}, "head"),
@@ -332,12 +345,3 @@ def test_attention_computes_in_float32_with_every_backend(model, image_files):
     plain, other = load_encoder(model, device="cpu"), load_encoder(model, device="cpu", backend="torch-bf16")
     np.testing.assert_array_equal(other.attention(image_files[0]).values, plain.attention(image_files[0]).values)
     assert np.abs(other.embed(image_files[:1]) - plain.embed(image_files[:1])).max() > 0
-
-
-def test_tokens_at_the_images_own_size_are_the_features_of_its_map(model):
-    """Two ways to F, for an image that the transform does not change."""
-    encoder = load_encoder(model, device="cpu")
-    x = torch.randint(0, 255, (1, 3, 224, 256), dtype=torch.uint8)
-    array = x[0].permute(1, 2, 0).numpy()
-    tokens = encoder.tokens(encoder.transform.normalize(x))[0]
-    np.testing.assert_allclose(encoder.attention(array).values, tokens @ tokens.mean((0, 1)), rtol=1e-4)

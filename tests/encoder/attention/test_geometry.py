@@ -108,14 +108,6 @@ def test_upsampling_equals_a_loop_over_pixels():
             assert found[i, j] == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_patch_grid_is_upsampled_as_torch_does():
-    """Cells centered in equal parts of the image are the case that torch supports."""
-    values = np.random.default_rng(1).normal(size=(5, 6)).astype(np.float32)
-    found = Grid(Axis(5, 8, 16, 80, 80), Axis(6, 8, 16, 96, 96)).upsampled(values)
-    expected = torch.nn.functional.interpolate(torch.from_numpy(values)[None, None], size=(80, 96), mode="bilinear")
-    np.testing.assert_allclose(found, expected[0, 0], atol=1e-5)
-
-
 def test_a_single_cell_is_spread_over_the_image():
     grid = Grid(Axis(1, 0.5, 32, 20, 40), Axis(2, 0.5, 32, 50, 100))
     found = grid.upsampled(np.array([[1.0, 3.0]]))

@@ -2,6 +2,8 @@
 
 import io
 import json
+import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,6 +51,21 @@ def test_the_overlay_blends_the_colors_with_a_paler_image(opacity):
     image, gray = np.asarray(IMAGE, float), np.asarray(IMAGE.convert("L"), float)[..., None]
     expected = (1 - opacity) * ((1 - opacity) * image + opacity * gray) + opacity * colors
     np.testing.assert_allclose(np.asarray(one.overlay(opacity), float), expected, atol=2)
+
+
+def test_the_overlay_can_show_the_map_times_a_gaussian_in_the_center():
+    plain = map_of([[-3, 0, 1], [5, 2, 2]])
+    one = replace(plain, center_prior=True)
+    np.testing.assert_array_equal(one.scaled(), plain.scaled())  # the numbers stay
+    expected = np.empty((30, 60))
+    for y in range(30):
+        for x in range(60):
+            away = ((x + 0.5) / 60 - 0.5) ** 2 + ((y + 0.5) / 30 - 0.5) ** 2
+            expected[y, x] = plain.scaled()[y, x] * math.exp(-away / (2 * 0.3**2))
+    np.testing.assert_allclose(one.shown(), expected / expected.max(), atol=1e-5)
+    bright = np.asarray(one.overlay(1).convert("L"), float)  # all of it is the map
+    assert bright.ravel()[one.shown().argmax()] == bright.max()
+    assert not replace(map_of(np.ones((2, 3))), center_prior=True).shown().any()
 
 
 def test_the_png_is_the_overlay():

@@ -1,0 +1,72 @@
+"""No verb overwrites files of another origin: --out is a new place, or holds an earlier result of the verb."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import error_line, nnclr, output_of
+
+from nnclr_hub import CollectionSpec, Item, open_store
+
+FOLDERS = [
+    ("inspect photos --out out", "clusters.csv"),
+    ("inspect c --store store --out out", "report.html"),
+    ("probe fit photos --out out", "probe.json"),
+    ("eval knn pixels --data photos --out out", "results.md"),
+    ("ablate crop_only --data photos --out out", "crop_only/report.html"),
+    ("embed photos --out out", "vectors.npy"),
+    ("attention photos/astronaut/00.jpg --out out", "00-attention.png"),
+    ("pretrain small_cpu --data photos --out out", "log.jsonl"),
+]
+FILES = [
+    ("embed photos --out out/labels.csv", "labels.csv"),
+    ("embed photos --out out/mine.npy", "mine.npy"),
+    ("search --id a --collection c --store store --out out/labels.csv", "labels.csv"),
+    ("search --id a --collection c --store store --out out/page.html", "page.html"),
+    ("probe predict photos --probe probe --out out/labels.csv", "labels.csv"),
+    ("report run --out out/page.html", "page.html"),
+    ("attention-grid photos/astronaut/00.jpg --out out/grid.png", "grid.png"),
+]
+
+
+@pytest.fixture
+def here(tmp_path, image_files, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for path in [*image_files[:8], *image_files[20:28]]:
+        (tmp_path / "photos" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, tmp_path / "photos" / path.parent.name / path.name)
+    with open_store("store") as store:
+        vectors = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+        store.create("c", CollectionSpec(4)).upsert([Item(id, row) for id, row in zip("abcde", vectors, strict=True)])
+    return tmp_path
+
+
+@pytest.mark.parametrize(("words", "name"), FOLDERS + FILES)
+def test_a_file_of_another_origin_stays(here, words, name):
+    file = here / "out" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("path,label\nmine.jpg,cat\n")
+
+    answer = nnclr(*words.split())
+    assert re.search(r"\bout\b", error_line(answer, answer[0]))
+    assert answer[0]
+    assert file.read_text() == "path,label\nmine.jpg,cat\n"
+    assert [one.name for one in (here / "out").rglob("*") if one.is_file()] == [file.name]
+
+
+def test_a_folder_of_images_is_no_place_for_a_report(here):
+    error_line(nnclr("inspect", "photos", "--out", "photos"), 2)
+    assert [one.suffix for one in Path("photos").rglob("*") if one.is_file()] == [".jpg"] * 16
+
+
+def test_earlier_results_are_replaced(here):
+    for words in (
+        "inspect c --store store --out out",
+        "search --id a --collection c --store store --out matches.csv",
+        "search --id a --collection c --store store --out matches.html",
+    ):
+        for _ in range(2):
+            output_of(*words.split())
