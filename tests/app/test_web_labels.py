@@ -166,6 +166,11 @@ def test_each_change_is_undone_by_keys(labeling, collection, tmp_path):
         undo(page)
     assert {item.id: item.metadata for item in collection.get(shown)} == before
     undo(page, "nothing to undo")
+    for place, label in ((0, "dog"), (2, "cat")):  # again, in the order in which they were made
+        with page.expect_response("**/items"):
+            page.keyboard.press("Control+Shift+Z")
+        assert read(collection, shown[place], "thing") == label
+    assert read(collection, shown[3], "thing") is None
 
 
 def test_labels_are_on_the_tiles_and_the_focus_goes_on(labeling, collection):
