@@ -69,6 +69,7 @@ export async function showCollections(main, session) {
     draw();
   };
   const backup = () => rest('POST', 'store/backups', {noted: true}).then(() => say('The backup runs as a job.'));
+  await Promise.all([draw(), jobs.draw().catch(sayError)]); // all is there when the page appears, so nothing moves
   const {most, used} = session.originals;
   main.replaceChildren(
     make(
@@ -108,14 +109,13 @@ export async function showCollections(main, session) {
       jobs.element,
     ),
   );
-  await draw();
   addEventListener('uploads', redraw);
   const poll = async () => {
     if (left) return;
     await jobs.draw().catch(sayError);
     setTimeout(poll, POLL_MS);
   };
-  poll();
+  setTimeout(poll, POLL_MS);
   return {
     go: () => {},
     leave: () => {

@@ -46,6 +46,8 @@ export async function showInsights(main, name, session) {
       {signal: closing.signal},
     );
   }
+  // after what is above it, so that it does not move
+  const encoders = make('div', {class: 'insights', hidden: true}, encoderCard(name, session.canWrite));
   main.replaceChildren(
     make(
       'div',
@@ -58,7 +60,7 @@ export async function showInsights(main, name, session) {
       ),
       run,
       body,
-      make('div', {class: 'insights'}, encoderCard(name, session.canWrite)),
+      encoders,
     ),
   );
   const load = async () => {
@@ -91,7 +93,9 @@ export async function showInsights(main, name, session) {
     });
     now.redraw();
   };
-  await load();
+  await load().finally(() => {
+    encoders.hidden = false;
+  });
   return {go: () => {}, leave: () => closing.abort()};
 }
 
@@ -375,7 +379,7 @@ function copies(shown) {
     'Copies of one image: equal, resized, cropped, mirrored or compressed. The largest file is the best.',
     {hidden: !groups.length, open: link(shown, 'duplicates', new Set(groups.flatMap(one => one.items)).size)},
     make('ul', {class: 'groups'}, ...rows),
-    shown.canWrite && groups.length > 1
+    shown.canWrite
       ? make(
           'div',
           {class: 'tools'},

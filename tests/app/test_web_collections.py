@@ -160,21 +160,9 @@ def test_dropped_files_are_added_where_they_are_dropped(opened, served, photos, 
     served.bench.drop("holidays")
 
 
-def test_an_empty_store_takes_a_folder(model, photos, chromium, serve, tmp_path):
-    open_store(str(tmp_path / "store")).close()
-    for served in serve(model, tmp_path / "store", page=True):
-        page = chromium.new_page(viewport={"width": 1440, "height": 900})
-        page.goto(served.url)
-        page.wait_for_selector(".zone")
-        drop(page, [photos], ".zone h2")
-        page.wait_for_url(f"**/#/explore/{photos.name}", timeout=60_000)
-        page.wait_for_selector("item-map > .tools:not([hidden])", timeout=60_000)
-        collection = served.bench.collection(photos.name)
-        assert collection.count() == sum(path.is_file() for path in photos.rglob("*"))
-        page.close()
-
-
-def test_an_empty_store_offers_a_sample_gallery_and_a_folder(model, photos, chromium, serve, tmp_path, monkeypatch):
+def test_an_empty_store_offers_a_sample_gallery_and_takes_folders(
+    model, photos, chromium, serve, tmp_path, monkeypatch
+):
     monkeypatch.setattr("app.web_app.SAMPLES", 3)
     open_store(str(tmp_path / "store")).close()
     for served in serve(model, tmp_path / "store", page=True, source_folders=[str(photos.parent), str(photos)]):
@@ -193,6 +181,14 @@ def test_an_empty_store_offers_a_sample_gallery_and_a_folder(model, photos, chro
         page.get_by_role("button", name="Add", exact=True).click()
         page.wait_for_url("**/#/explore/cat", timeout=120_000)
         assert served.bench.collection("cat").count() == 20
+        served.bench.drop("cat")
+        page.goto(f"{served.url}/#/collections")
+        page.reload()
+        page.wait_for_selector(".zone")
+        drop(page, [photos / "coffee"], ".zone h2")
+        page.wait_for_url("**/#/explore/coffee", timeout=120_000)
+        page.wait_for_selector("item-map > .tools:not([hidden])", timeout=120_000)
+        assert served.bench.collection("coffee").count() == 20
         page.close()
 
 
