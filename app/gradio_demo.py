@@ -3,7 +3,7 @@
     python -m app.gradio_demo --url http://127.0.0.1:8000 --port 8001 --runs runs
 
 It runs in a separate process. Its main events are also endpoints for `gradio_client`: `/search`, `/attention` and
-`/predict`; `/similar` returns the neighbors of an item as JSON.
+`/predict`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial, wraps
+from functools import cached_property, wraps
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -40,11 +39,11 @@ from nnclr_hub.workbench import Example, SearchQuery
 
 K, SHOWN = 23, 24  # neighbors, and images of the collection
 SAME = 0.9  # least score of an image with its own thumbnail
-VOTE = "its nearest neighbors"
 PARTS = 6  # images in which a part is looked for
 START_S = 600.0  # for a server to load
 GRACE_S = 5  # for open pages at the end
 FIELD = "label"
+PLAIN: dict[str, Any] = {"show_label": False, "height": "auto", "object_fit": "contain"}
 INTRO = """# nnclr_hub
 NNCLR learns image encoders from unlabeled images: what is near in its vectors looks alike. Click an image to see its
 nearest neighbors in **{collection}** ({count:,} images). Encoder: {model}.
@@ -69,7 +68,6 @@ class Demo:
         self.info = self.collection.info()
         self.items = self.collection.scroll(limit=SHOWN, with_vector=False).items
         self.rng = np.random.default_rng(0)
-        self.fitting = threading.Lock()
         self.run, self.moments = newest_neighbors(runs)
 
     def first(self) -> Image.Image | None:
@@ -87,11 +85,6 @@ class Demo:
         [item] = self.collection.get([id])
         return self._shown([Match(id, 1.0, item.metadata), *self._search(Example(id=id))])
 
-    def neighbors(self, id: str) -> list[dict[str, Any]]:
-        """Return the nearest neighbors of an item as JSON, without metadata: Gradio takes a `path` for a file."""
-        matches = self._search(Example(id=id))
-        return [{"id": one.id, "score": one.score, "percentile": one.percentile} for one in matches]
-
     def attention(
         self, image: Image.Image | None, x: float | None = None, y: float | None = None
     ) -> tuple[Image.Image | None, list[Image.Image]]:
@@ -105,34 +98,32 @@ class Demo:
         maps: Any = self.client.attention(data, point, [_png(one) for one in others], collection=name) if others else []
         return own.overlay(), [one.overlay() for one in maps]
 
-    def probes(self) -> list[str]:
-        """Return the names of the probes that fit the collection's encoder; fit one on its labels if there is none."""
+    @cached_property
+    def probe(self) -> str | None:
+        """The first probe of the collection's encoder, or one that is fitted on its labels; None if it has none."""
+        for one in self.client.probes.list():
+            if one.fingerprint == self.info.spec.fingerprint:
+                return one.name
+        try:
+            self.client.jobs.wait(self.client.probes.fit("demo", collection=self.collection.name, field=FIELD).id)
+        except NNCLRHubError:  # no labels, or a server that is read-only
+            return None
+        return "demo"
 
-        with self.fitting, suppress(NNCLRHubError):  # no labels, or a server that is read-only
-            if not (found := self._fitted()):
-                job = self.client.probes.fit("demo", collection=self.collection.name, field=FIELD)
-                self.client.jobs.wait(job.id)
-                found = self._fitted()
-            return found
-        return []
-
-    def _fitted(self) -> list[str]:
-        return [one.name for one in self.client.probes.list() if one.fingerprint == self.info.spec.fingerprint]
-
-    def predict(self, image: Image.Image | None, probe: str | None) -> dict[str, float]:
-        """Return the probabilities of the most probable classes of an image, or the votes of its neighbors."""
+    def predict(self, image: Image.Image | None) -> dict[str, float]:
+        """Return the probabilities of the most probable classes; without a probe, the votes of the neighbors."""
         if image is None:
             return {}
-        if not probe or probe == VOTE:
+        if self.probe is None:
             votes = Counter(str(one.metadata[FIELD]) for one in self._search(_of(image)) if FIELD in one.metadata)
             return {label: number / votes.total() for label, number in votes.most_common(5)}
-        [found] = self.client.probes.predict(probe, [_png(image)])
+        [found] = self.client.probes.predict(self.probe, [_png(image)])
         if isinstance(found, NNCLRHubError):
             raise found
         return {str(label): share for label, share in found.top}
 
     def positive(self, image: Image.Image | None) -> Shown:
-        """Return an image, a random view of it as in training, and the neighbor that NNCLR takes as its positive."""
+        """Return a random view of an image, as in training, and the neighbor that NNCLR takes as its positive."""
         if image is None:
             return []
         size = np.array(image.size)
@@ -146,7 +137,7 @@ class Demo:
         matches = self._search(_of(view))
         own = next((one.id for one in self._search(_of(image))[:1] if one.score > SAME), None)
         nearest = next(one for one in matches if one.id != own)
-        return [(image, "image"), (view, "augmented view"), (self.image(nearest.id), "its positive: the neighbor")]
+        return [(view, "augmented view"), (self.image(nearest.id), "its positive: the neighbor")]
 
     def moment(self, place: float) -> Shown:
         """Return the recorded queries of the run, each with its neighbors at a checkpoint."""
@@ -186,17 +177,16 @@ def build(demo: Demo) -> gr.Blocks:
         with gr.Tab("Nearest neighbors"):
             state = gr.State(ids)
             query = gr.UploadButton("Search by your image", file_types=["image"], size="sm")
-            label = "Click an image to see its neighbors"
-            gallery = gr.Gallery(shown, label=label, columns=8, allow_preview=False, height="auto")
+            gallery = gr.Gallery(shown, columns=8, allow_preview=False, **PLAIN)
             query.upload(_said(demo.search), query, [gallery, state], api_name="search")
             select: Callable[..., Any] = lambda ids, event: demo.similar(ids[int(event.index)])  # noqa: E731
             gallery.select(_said(_typed(select)), state, [gallery, state], api_visibility="private")
-            gr.api(_said(demo.neighbors), api_name="similar")
         with gr.Tab("Attention"):
             with gr.Row():
                 source = gr.Image(first, type="pil", label="Click a part of the image")
                 attended = gr.Image(label="Bright where the encoder looks", interactive=False)
-            parts = gr.Gallery(label="The same part in the six nearest images", columns=PARTS, height="auto")
+            gr.Markdown("The same part in the six nearest images:")
+            parts = gr.Gallery(columns=PARTS, **PLAIN)
             source.change(_said(demo.attention), source, [attended, parts], api_name="attention")
             point: Callable[..., Any] = lambda image, event: demo.attention(image, *event.index)  # noqa: E731
             source.select(_said(_typed(point)), source, [attended, parts], api_visibility="private")
@@ -204,31 +194,30 @@ def build(demo: Demo) -> gr.Blocks:
             gr.Markdown(STORY)
             with gr.Row():
                 own = gr.Image(first, type="pil", label="An image", scale=1)
-                pair = gr.Gallery(label="One step of NNCLR", columns=3, height="auto", scale=3)
+                pair = gr.Gallery(columns=2, scale=2, **PLAIN)
             gr.Button("Another view").click(_said(demo.positive), own, pair, api_visibility="private")
             own.change(_said(demo.positive), own, pair, api_visibility="private")
             if last := len(demo.moments):
                 gr.Markdown(EVOLUTION.format(run=demo.run))
                 epochs = " · ".join(f"{i}: epoch {moment['epoch']:g}" for i, moment in enumerate(demo.moments))
-                slider = gr.Slider(0, last - 1, last - 1, step=1, label="Checkpoint", info=epochs)
                 wide = 1 + len(demo.moments[-1]["neighbors"][0])
-                recorded = gr.Gallery(demo.moment(last - 1), columns=wide, label="Image and neighbors", height="auto")
-                slider.change(_said(demo.moment), slider, recorded, api_visibility="private")
+                recorded = gr.Gallery(demo.moment(last - 1), columns=wide, render=False, **PLAIN)
+                if last > 1:  # a slider needs two places
+                    slider = gr.Slider(0, last - 1, last - 1, step=1, label="Checkpoint", info=epochs)
+                    slider.change(_said(demo.moment), slider, recorded, api_visibility="private")
+                recorded.render()
         with gr.Tab("Probe"), gr.Row():
             photo = gr.Image(first, type="pil", label="An image")
-            with gr.Column():
-                probe = gr.Dropdown(
-                    [VOTE], value=VOTE, label="By", info="Neighbors vote; a probe is fitted.", allow_custom_value=True
-                )
-                classes = gr.Label(label="Classes", num_top_classes=5)
-            predict = _said(demo.predict)
-            photo.change(predict, [photo, probe], classes, api_name="predict")
-            probe.change(predict, [photo, probe], classes, api_visibility="private")
+            classes = gr.Label(label="Its class, by a probe on the labels", num_top_classes=5)
+            photo.change(_said(demo.predict), photo, classes, api_name="predict")
+        middle = [side / 2 for side in first.size] if first else []
         # each answer when it is ready; a probe may have to be fitted
-        for answer, shows in ((demo.attention, [attended, parts]), (demo.positive, pair)):
-            page.load(_said(partial(answer, first)), None, shows, api_visibility="private")
-        page.load(_said(partial(demo.predict, first, VOTE)), None, classes, api_visibility="private")
-        page.load(_said(lambda: _choice(demo.probes())), None, probe, api_visibility="private")
+        for answer, shows in (
+            (lambda: demo.attention(first, *middle), [attended, parts]),
+            (lambda: demo.positive(first), pair),
+            (lambda: demo.predict(first), classes),
+        ):
+            page.load(_said(answer), None, shows, api_visibility="private")
     return page
 
 
@@ -284,10 +273,6 @@ def _said(event: Callable[..., Any]) -> Callable[..., Any]:
             raise gr.Error("The demo failed; its log has the reason.", print_exception=False) from error
 
     return said
-
-
-def _choice(names: list[str]) -> gr.Dropdown:
-    return gr.Dropdown([*names, VOTE], value=names[0] if names else VOTE)
 
 
 def _png(image: Image.Image) -> bytes:

@@ -63,7 +63,8 @@ export async function rest(method, path, options = {}) {
   const {query = {}, json, form, body, signal, noted = false, downloads, as = 'json'} = options;
   const url = new URL(`api/v1/${path}`, ROOT);
   for (const [name, value] of Object.entries(query)) {
-    if (value !== null && value !== undefined) url.searchParams.set(name, typeof value === 'object' ? JSON.stringify(value) : value);
+    if (value !== null && value !== undefined)
+      url.searchParams.set(name, typeof value === 'object' ? JSON.stringify(value) : value);
   }
   /** @type {Record<string, string>} */
   const headers = {Accept: as === 'json' ? 'application/json' : '*/*'};
@@ -78,7 +79,11 @@ export async function rest(method, path, options = {}) {
     } catch (error) {
       signal?.throwIfAborted();
       await checkUnchanged(form, body);
-      if (++lost > LOST) throw new Error(`The connection broke ${lost} times during one request (${method} ${path.split('/').at(-1)}); try again later.`);
+      if (++lost > LOST)
+        throw new Error(
+          `The connection broke ${lost} times during one request (${method} ${path.split('/').at(-1)}); ` +
+            'try again later.',
+        );
       await serverIsBack(signal);
       continue;
     }
@@ -90,7 +95,9 @@ export async function rest(method, path, options = {}) {
       await sleep(1000 * seconds);
       end();
     } else if (!response.ok) {
-      throw await errorOf(response);
+      const error = await errorOf(response);
+      if (error.code !== 'not_ready') throw error;
+      await serverIsBack(signal);
     } else if (response.status === 204) {
       return null;
     } else {
@@ -108,7 +115,8 @@ export async function finished(id, onProgress = () => {}) {
     /** @type {Job} */
     const job = await rest('GET', `jobs/${id}`);
     onProgress(job);
-    if (job.state === 'failed' || job.state === 'cancelled') throw new Error(job.error?.detail ?? `The job was ${job.state}.`);
+    if (job.state === 'failed' || job.state === 'cancelled')
+      throw new Error(job.error?.detail ?? `The job was ${job.state}.`);
     if (job.result) return job.result;
     await sleep(POLL_MS);
   }
@@ -127,7 +135,12 @@ export function imageUrl(name, id, size) {
 /** @param {Response} response */
 async function errorOf(response) {
   const body = await response.json().catch(() => ({}));
-  return new ApiError(response.status, body.code ?? 'unknown', body.detail ?? `The server answered ${response.status}.`, body);
+  return new ApiError(
+    response.status,
+    body.code ?? 'unknown',
+    body.detail ?? `The server answered ${response.status}.`,
+    body,
+  );
 }
 
 // ---- a lost server
@@ -156,7 +169,7 @@ let waiting = null;
 /** Wait until the server answers; an aborted signal ends only this wait. @param {AbortSignal} [signal] */
 async function serverIsBack(signal) {
   waiting ??= (async () => {
-    const end = notify('The server does not answer. This page continues as soon as it does.');
+    const end = notify('The server does not answer yet. This page continues as soon as it does.');
     try {
       for (let seconds = 1; ; seconds = Math.min(seconds * 1.5, 8)) {
         await sleep(1000 * seconds);
@@ -172,13 +185,22 @@ async function serverIsBack(signal) {
   await Promise.race([waiting, aborted]);
 }
 
-/** Throw if a file of a request was changed or removed on the disk: a browser reports that like a lost connection. @param {FormData | undefined} form @param {Blob | undefined} body */
+/**
+ * Throw if a file of a request was changed or removed on the disk: a browser reports that like a lost connection.
+ * @param {FormData | undefined} form
+ * @param {Blob | undefined} body
+ */
 async function checkUnchanged(form, body) {
   for (const file of [...(form?.values() ?? []), body]) {
     if (!(file instanceof Blob)) continue;
-    await file.slice(0, 1).arrayBuffer().catch(() => {
-      throw new Error(`${file instanceof File ? file.name : 'The file'} was changed or removed while it was sent; choose it again.`);
-    });
+    await file
+      .slice(0, 1)
+      .arrayBuffer()
+      .catch(() => {
+        throw new Error(
+          `${file instanceof File ? file.name : 'The file'} was changed or removed while it was sent; choose it again.`,
+        );
+      });
   }
 }
 
@@ -190,20 +212,38 @@ let signingIn = null;
 function signIn() {
   signingIn ??= new Promise(resolve => {
     const problem = make('p', {role: 'alert'});
-    const field = make('input', {type: 'password', name: 'key', autocomplete: 'current-password', required: true, 'aria-label': 'Key'});
-    const form = make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
-      event.preventDefault();
-      const response = await fetch(new URL('login', ROOT), {method: 'POST', body: new URLSearchParams({key: field.value}), redirect: 'manual'})
-        .catch(() => null);
-      if (response?.type !== 'opaqueredirect') {
-        problem.textContent = response ? 'The server does not know this key.' : 'The server does not answer.';
-        return;
-      }
-      signingIn = null;
-      dialog.close();
-      resolve();
-    }}, make('p', {}, 'This server needs a key. What you were doing continues afterwards.'), field, problem,
-    make('button', {class: 'button strong'}, 'Log in'));
+    const field = make('input', {
+      type: 'password',
+      name: 'key',
+      autocomplete: 'current-password',
+      required: true,
+      'aria-label': 'Key',
+    });
+    const form = make(
+      'form',
+      {
+        class: 'stack',
+        onsubmit: async (/** @type {SubmitEvent} */ event) => {
+          event.preventDefault();
+          const response = await fetch(new URL('login', ROOT), {
+            method: 'POST',
+            body: new URLSearchParams({key: field.value}),
+            redirect: 'manual',
+          }).catch(() => null);
+          if (response?.type !== 'opaqueredirect') {
+            problem.textContent = response ? 'The server does not know this key.' : 'The server does not answer.';
+            return;
+          }
+          signingIn = null;
+          dialog.close();
+          resolve();
+        },
+      },
+      make('p', {}, 'This server needs a key. What you were doing continues afterwards.'),
+      field,
+      problem,
+      make('button', {class: 'button strong'}, 'Log in'),
+    );
     const dialog = openDialog('Log in', form);
     dialog.dataset.stays = '';
     dialog.querySelector('.head button')?.remove(); // without a key, nothing can continue
@@ -215,9 +255,19 @@ function signIn() {
 
 // ---- the last calls
 
-/** @param {string} method @param {URL} url @param {any} json @param {FormData | undefined} form @param {[string, string][]} [downloads] */
+/**
+ * @param {string} method
+ * @param {URL} url
+ * @param {any} json
+ * @param {FormData | undefined} form
+ * @param {[string, string][]} [downloads]
+ */
 function note(method, url, json, form, downloads) {
-  const files = form ? [...form].flatMap(([name, value]) => value instanceof File ? [/** @type {[string, string]} */ ([name, value.name])] : []) : undefined;
+  const files = form
+    ? [...form].flatMap(([name, value]) =>
+        value instanceof File ? [/** @type {[string, string]} */ ([name, value.name])] : [],
+      )
+    : undefined;
   const texts = form ? Object.fromEntries([...form].filter(([, value]) => typeof value === 'string')) : undefined;
   calls.unshift({method, path: url.pathname + url.search, body: json ?? texts, files, downloads});
   calls.length = Math.min(calls.length, KEPT);

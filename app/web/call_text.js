@@ -3,7 +3,11 @@
 // The key is not in the text: both read it from the environment, where a program should keep it.
 const KEY = 'NNCLR_API_KEY';
 
-/** @param {import('./api.js').Call} call @param {string} origin of the server @param {boolean} keyed whether the server needs a key */
+/**
+ * @param {import('./api.js').Call} call
+ * @param {string} origin of the server
+ * @param {boolean} keyed whether the server needs a key
+ */
 export function curlOf({method, path, body, files, downloads}, origin, keyed) {
   const key = keyed ? ` -H "Authorization: Bearer $${KEY}"` : '';
   const lines = (downloads ?? []).map(([name, from]) => `curl -sS${key} -o ${shell(name)} ${shell(origin + from)}`);
@@ -20,14 +24,30 @@ export function curlOf({method, path, body, files, downloads}, origin, keyed) {
 
 /** @param {import('./api.js').Call} call @param {string} origin @param {boolean} keyed */
 export function pythonOf({method, path, body, files, downloads}, origin, keyed) {
-  const lines = [...(keyed ? ['import os'] : []), ...(downloads?.length ? ['from pathlib import Path'] : []), ...(keyed || downloads?.length ? [''] : []), 'import httpx', ''];
+  const lines = [
+    ...(keyed ? ['import os'] : []),
+    ...(downloads?.length ? ['from pathlib import Path'] : []),
+    ...(keyed || downloads?.length ? [''] : []),
+    'import httpx',
+    '',
+  ];
   const headers = keyed ? `, headers={"Authorization": f"Bearer {os.environ['${KEY}']}"}` : '';
   lines.push(`client = httpx.Client(base_url=${python(origin)}, timeout=60${headers})`);
-  for (const [name, from] of downloads ?? []) lines.push(`Path(${python(name)}).write_bytes(client.get(${python(from)}).content)`);
+  for (const [name, from] of downloads ?? [])
+    lines.push(`Path(${python(name)}).write_bytes(client.get(${python(from)}).content)`);
   const extra = files
-    ? [`files=[${files.map(([name, file]) => `(${python(name)}, open(${python(file)}, "rb"))`).join(', ')}]`, `data=${python(body ?? {})}`]
-    : body === undefined ? [] : [`json=${python(body)}`];
-  lines.push(`answer = client.request(${[python(method), python(path), ...extra].join(', ')})`, 'answer.raise_for_status()', 'print(answer.json() if answer.content else answer.status_code)');
+    ? [
+        `files=[${files.map(([name, file]) => `(${python(name)}, open(${python(file)}, "rb"))`).join(', ')}]`,
+        `data=${python(body ?? {})}`,
+      ]
+    : body === undefined
+      ? []
+      : [`json=${python(body)}`];
+  lines.push(
+    `answer = client.request(${[python(method), python(path), ...extra].join(', ')})`,
+    'answer.raise_for_status()',
+    'print(answer.json() if answer.content else answer.status_code)',
+  );
   return lines.join('\n');
 }
 
@@ -41,6 +61,9 @@ function python(value) {
   if (value === null) return 'None';
   if (typeof value === 'boolean') return value ? 'True' : 'False';
   if (Array.isArray(value)) return `[${value.map(python).join(', ')}]`;
-  if (typeof value === 'object') return `{${Object.entries(value).map(([key, one]) => `${python(key)}: ${python(one)}`).join(', ')}}`;
+  if (typeof value === 'object')
+    return `{${Object.entries(value)
+      .map(([key, one]) => `${python(key)}: ${python(one)}`)
+      .join(', ')}}`;
   return JSON.stringify(value);
 }

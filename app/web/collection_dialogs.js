@@ -7,39 +7,92 @@ import {jobBar} from './jobs.js';
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
 async function encoders(except) {
   const answer = await rest('GET', '../../v1/models');
-  return make('select', {'aria-label': 'Encoder'}, ...answer.data.filter((/** @type {any} */ one) => one.id !== except).map((/** @type {any} */ one) => make('option', {value: one.id}, one.id)));
+  return make(
+    'select',
+    {'aria-label': 'Encoder'},
+    ...answer.data
+      .filter((/** @type {any} */ one) => one.id !== except)
+      .map((/** @type {any} */ one) => make('option', {value: one.id}, one.id)),
+  );
 }
 
 /** @param {() => Promise<void>} redraw */
 export async function create(redraw) {
-  const name = make('input', {name: 'name', required: true, maxlength: 128, placeholder: 'photos', 'aria-label': 'Name'}), encoder = await encoders(), whiten = make('input', {type: 'checkbox', checked: true});
-  ask('New collection', 'Create', [make('label', {}, 'Name', name), make('label', {}, 'Encoder', encoder), make('label', {class: 'row'}, whiten, 'Compare half-whitened vectors: better neighbors from 256 images on')], async () => {
-    await createCollection(name.value, encoder.value, whiten.checked ? 'auto' : 'raw');
-    await redraw();
-  });
+  const name = make('input', {
+      name: 'name',
+      required: true,
+      maxlength: 128,
+      placeholder: 'photos',
+      'aria-label': 'Name',
+    }),
+    encoder = await encoders(),
+    whiten = make('input', {type: 'checkbox', checked: true});
+  ask(
+    'New collection',
+    'Create',
+    [
+      make('label', {}, 'Name', name),
+      make('label', {}, 'Encoder', encoder),
+      make('label', {class: 'row'}, whiten, 'Compare half-whitened vectors: better neighbors from 256 images on'),
+    ],
+    async () => {
+      await createCollection(name.value, encoder.value, whiten.checked ? 'auto' : 'raw');
+      await redraw();
+    },
+  );
 }
 
 /** @param {import('./api.js').Collection} info @param {() => Promise<void>} redraw */
 export function drop(info, redraw) {
-  const name = make('input', {'aria-label': 'Name of the collection', oninput: () => { go.disabled = name.value !== info.name; }});
-  const {go} = ask(`Delete ${info.name}`, `Delete ${count(info.count, 'image')}`, [make('p', {}, `This cannot be undone. Type ${info.name} to delete the collection.`), name], async () => {
-    await rest('DELETE', path(info.name), {noted: true});
-    await redraw();
+  const name = make('input', {
+    'aria-label': 'Name of the collection',
+    oninput: () => {
+      go.disabled = name.value !== info.name;
+    },
   });
+  const {go} = ask(
+    `Delete ${info.name}`,
+    `Delete ${count(info.count, 'image')}`,
+    [make('p', {}, `This cannot be undone. Type ${info.name} to delete the collection.`), name],
+    async () => {
+      await rest('DELETE', path(info.name), {noted: true});
+      await redraw();
+    },
+  );
   go.className = 'button danger';
   go.disabled = true;
 }
 
-/** Fields for a folder of the server, and what adds it to a collection. @returns {Promise<{fields: Node[], add: (collection: string) => Promise<any>, name: () => string}>} */
+/**
+ * Fields for a folder of the server, and what adds it to a collection.
+ * @returns {Promise<{fields: Node[], add: (collection: string) => Promise<any>, name: () => string}>}
+ */
 async function folderFields() {
   const {source_folders: names} = await rest('GET', 'session');
   const source = make('select', {}, ...names.map((/** @type {string} */ one) => make('option', {value: one}, one)));
-  const folder = make('input', {maxlength: 4096, placeholder: 'holidays/2024'}), prune = make('input', {type: 'checkbox'});
-  const help = make('p', {class: 'note'}, 'The server reads no folder yet. Start it with NNCLR_SOURCE_FOLDERS=\'["/home/me/photos"]\'.');
-  return {name: () => folder.value.split('/').filter(Boolean).at(-1) ?? source.value,
-    add: collection => rest('POST', path(collection, 'index'), {json: {folder: folder.value, source: source.value || null, prune: prune.checked}, noted: true}),
-    fields: names.length ? [make('p', {class: 'note'}, 'Files that were added before and have not changed are skipped.'), make('label', {}, 'Source folder', source),
-      make('label', {}, 'Folder in the source folder; empty: all of it', folder), make('label', {class: 'row'}, prune, 'Delete items whose files no longer exist')] : [help]};
+  const folder = make('input', {maxlength: 4096, placeholder: 'holidays/2024'}),
+    prune = make('input', {type: 'checkbox'});
+  const help = make(
+    'p',
+    {class: 'note'},
+    'The server reads no folder yet. Start it with NNCLR_SOURCE_FOLDERS=\'["/home/me/photos"]\'.',
+  );
+  return {
+    name: () => folder.value.split('/').filter(Boolean).at(-1) ?? source.value,
+    add: collection =>
+      rest('POST', path(collection, 'index'), {
+        json: {folder: folder.value, source: source.value || null, prune: prune.checked},
+        noted: true,
+      }),
+    fields: names.length
+      ? [
+          make('p', {class: 'note'}, 'Files that were added before and have not changed are skipped.'),
+          make('label', {}, 'Source folder', source),
+          make('label', {}, 'Folder in the source folder; empty: all of it', folder),
+          make('label', {class: 'row'}, prune, 'Delete items whose files no longer exist'),
+        ]
+      : [help],
+  };
 }
 
 /** @param {import('./api.js').Collection} info */
@@ -53,7 +106,11 @@ export async function serverFolder(info) {
 
 /** Make a collection of a folder that the server reads, with a map. */
 export async function newFromFolder() {
-  const {fields, add, name} = await folderFields(), {data: [first]} = await rest('GET', '../../v1/models'), bar = jobBar('Adding the folder');
+  const {fields, add, name} = await folderFields(),
+    {
+      data: [first],
+    } = await rest('GET', '../../v1/models'),
+    bar = jobBar('Adding the folder');
   ask('A folder of this computer', 'Add', [...fields, bar.element], async () => {
     const collection = await createCollection(name(), first.id, 'auto');
     await bar.follow((await add(collection)).id);
@@ -62,15 +119,23 @@ export async function newFromFolder() {
   });
 }
 
-/** Name, aliases, another encoder, and maintenance. @param {import('./api.js').Collection} info @param {import('./api.js').Alias[]} aliases @param {import('./api.js').Collection[]} collections @param {() => Promise<void>} redraw */
+/**
+ * Name, aliases, another encoder, and maintenance.
+ * @param {import('./api.js').Collection} info
+ * @param {import('./api.js').Alias[]} aliases
+ * @param {import('./api.js').Collection[]} collections
+ * @param {() => Promise<void>} redraw
+ */
 export async function manage(info, aliases, collections, redraw) {
-  const own = path(info.name), encoder = await encoders(info.model);
+  const own = path(info.name),
+    encoder = await encoders(info.model);
   /** @param {() => Promise<any>} act @param {string} done */
   const attempt = (act, done) => async () => {
     await act();
     say(done);
   };
-  const job = (/** @type {'verify' | 'compact'} */ kind) => attempt(() => rest('POST', 'jobs', {json: {kind, collection: info.name}, noted: true}), 'It runs as a job.');
+  const job = (/** @type {'verify' | 'compact'} */ kind) =>
+    attempt(() => rest('POST', 'jobs', {json: {kind, collection: info.name}, noted: true}), 'It runs as a job.');
   const alias = make('input', {maxlength: 128, placeholder: 'current', 'aria-label': 'New alias'});
   const change = (/** @type {() => Promise<any>} */ act) => async () => {
     await act();
@@ -78,33 +143,135 @@ export async function manage(info, aliases, collections, redraw) {
     await redraw();
   };
   const name = make('input', {maxlength: 128, value: info.name, 'aria-label': 'Name'});
-  const into = make('select', {'aria-label': 'Merge into'}, ...targets(info, collections)), progress = make('progress', {max: info.count, value: 0, hidden: true, 'aria-label': 'Merging'});
+  const into = make('select', {'aria-label': 'Merge into'}, ...targets(info, collections)),
+    progress = make('progress', {max: info.count, value: 0, hidden: true, 'aria-label': 'Merging'});
   /** Move all items, then delete what is empty. */
   const merge = async () => {
     progress.hidden = false;
-    let cursor = null, done = 0;
+    let cursor = null,
+      done = 0;
     do {
       const page = await rest('GET', `${own}/items`, {query: {limit: 5000, cursor}});
-      await copy(info.name, page.items.map((/** @type {any} */ one) => one.id), into.value, false, sent => { progress.value = done + sent; });
+      await copy(
+        info.name,
+        page.items.map((/** @type {any} */ one) => one.id),
+        into.value,
+        false,
+        sent => {
+          progress.value = done + sent;
+        },
+      );
       done += page.items.length;
       cursor = page.cursor;
     } while (cursor !== null);
     await rest('DELETE', own, {noted: true});
     say(`${info.name} is now part of ${into.value}.`);
   };
-  const dialog = openDialog(`Manage ${info.name}`, make('div', {class: 'stack'},
-    make('h3', {}, 'Name'), make('div', {class: 'tools'}, name, button('check', 'Rename', change(() => rest('PATCH', own, {json: {name: name.value.trim().normalize()}, noted: true})))),
-    ...(into.options.length ? [make('h3', {}, 'Merge'), make('p', {class: 'note'}, 'Another collection of the same encoder gets the images, and this one is deleted. Images with the same ids are replaced there.'),
-      make('div', {class: 'tools'}, into, button('forward', 'Merge into it', change(merge)), progress)] : []),
-    make('h3', {}, 'Aliases'), make('p', {class: 'note'}, 'Programs that use an alias follow it when it points to another collection.'),
-    make('div', {class: 'tools'}, ...aliases.map(one => make('span', {class: 'chip'}, one.alias, button('close', `Delete the alias ${one.alias}`, change(() => rest('DELETE', `aliases/${encodeURIComponent(one.alias)}`, {noted: true})), {quiet: true}))),
-      alias, button('add', 'Point this alias here', change(() => rest('PUT', `aliases/${encodeURIComponent(alias.value)}`, {json: {collection: info.name}, noted: true})))),
-    make('h3', {}, 'Encoder'), make('p', {class: 'note'}, `The vectors are of ${info.model || 'an unknown encoder'}. Another encoder builds a copy from the image files, and then replaces this collection. It can be searched in the meantime.`),
-    encoder.options.length ? make('div', {class: 'tools'}, encoder, button('similar', 'Embed again', attempt(() => rest('POST', `${own}/reembed`, {json: {model: encoder.value}, noted: true}), 'The images are embedded again by a job.')),
-      button('close', 'Delete an unfinished copy', attempt(() => rest('DELETE', `${own}/reembed`, {noted: true}), 'There is no unfinished copy any more.')))
-      : make('p', {}, 'This server serves no other encoder.'),
-    make('h3', {}, 'Maintenance'), make('p', {class: 'note'}, `${info.dim} numbers each, ${info.metric}, ${info.precision}${info.vectors === 'raw' ? '' : `, ${info.vectors}`}; index ${info.index_in_use}.`),
-    make('div', {class: 'tools'}, button('check', 'Verify every vector', job('verify')), button('facets', 'Compact', job('compact')),
-      button('download', 'Write the index to disk', attempt(() => rest('POST', `${own}/snapshot`, {noted: true}), 'The next start is fast.')),
-      button('similar', 'Find identical images', attempt(() => rest('POST', `${own}/duplicates`, {json: {}, noted: true}), 'The search runs as a job.')))));
+  const dialog = openDialog(
+    `Manage ${info.name}`,
+    make(
+      'div',
+      {class: 'stack'},
+      make('h3', {}, 'Name'),
+      make(
+        'div',
+        {class: 'tools'},
+        name,
+        button(
+          'check',
+          'Rename',
+          change(() => rest('PATCH', own, {json: {name: name.value.trim().normalize()}, noted: true})),
+        ),
+      ),
+      ...(into.options.length
+        ? [
+            make('h3', {}, 'Merge'),
+            make(
+              'p',
+              {class: 'note'},
+              'Another collection of the same encoder gets the images, and this one is deleted. ' +
+                'Images with the same ids are replaced there.',
+            ),
+            make('div', {class: 'tools'}, into, button('forward', 'Merge into it', change(merge)), progress),
+          ]
+        : []),
+      make('h3', {}, 'Aliases'),
+      make('p', {class: 'note'}, 'Programs that use an alias follow it when it points to another collection.'),
+      make(
+        'div',
+        {class: 'tools'},
+        ...aliases.map(one =>
+          make(
+            'span',
+            {class: 'chip'},
+            one.alias,
+            button(
+              'close',
+              `Delete the alias ${one.alias}`,
+              change(() => rest('DELETE', `aliases/${encodeURIComponent(one.alias)}`, {noted: true})),
+              {quiet: true},
+            ),
+          ),
+        ),
+        alias,
+        button(
+          'add',
+          'Point this alias here',
+          change(() =>
+            rest('PUT', `aliases/${encodeURIComponent(alias.value)}`, {json: {collection: info.name}, noted: true}),
+          ),
+        ),
+      ),
+      make('h3', {}, 'Encoder'),
+      make(
+        'p',
+        {class: 'note'},
+        `The vectors are of ${info.model || 'an unknown encoder'}. Another encoder builds a copy ` +
+          'from the image files, and then replaces this collection. It can be searched while that runs.',
+      ),
+      encoder.options.length
+        ? make(
+            'div',
+            {class: 'tools'},
+            encoder,
+            button(
+              'similar',
+              'Embed again',
+              attempt(
+                () => rest('POST', `${own}/reembed`, {json: {model: encoder.value}, noted: true}),
+                'The images are embedded again by a job.',
+              ),
+            ),
+            button(
+              'close',
+              'Delete an unfinished copy',
+              attempt(() => rest('DELETE', `${own}/reembed`, {noted: true}), 'There is no unfinished copy any more.'),
+            ),
+          )
+        : make('p', {}, 'This server serves no other encoder.'),
+      make('h3', {}, 'Maintenance'),
+      make(
+        'p',
+        {class: 'note'},
+        `${info.dim} numbers each, ${info.metric}, ${info.precision}` +
+          `${info.vectors === 'raw' ? '' : `, ${info.vectors}`}; index ${info.index_in_use}.`,
+      ),
+      make(
+        'div',
+        {class: 'tools'},
+        button('check', 'Verify every vector', job('verify')),
+        button('facets', 'Compact', job('compact')),
+        button(
+          'download',
+          'Write the index to disk',
+          attempt(() => rest('POST', `${own}/snapshot`, {noted: true}), 'The next start is fast.'),
+        ),
+        button(
+          'similar',
+          'Find identical images',
+          attempt(() => rest('POST', `${own}/duplicates`, {json: {}, noted: true}), 'The search runs as a job.'),
+        ),
+      ),
+    ),
+  );
 }

@@ -5,12 +5,25 @@ import {announce} from './edits.js';
 
 const AT_ONCE = 500; // images in one request
 
-/** Create a collection; unlike REST, refuse a name that exists. @param {string} name as a person typed it @param {string} model @param {string} vectors what searches compare @returns {Promise<string>} its name */
+/**
+ * Create a collection; unlike REST, refuse a name that exists.
+ * @param {string} name as a person typed it
+ * @param {string} model
+ * @param {string} vectors what searches compare
+ * @returns {Promise<string>} its name
+ */
 export async function createCollection(name, model, vectors) {
   const wanted = name.trim().normalize();
-  if (/[/\\]/.test(wanted)) throw new Error('A name must not contain a slash.'); // servers take it for a part of the address
-  const {collections} = await rest('GET', 'collections'), {aliases} = await rest('GET', 'aliases');
-  if ([...collections.map((/** @type {import('./api.js').Collection} */ one) => one.name), ...aliases.map((/** @type {import('./api.js').Alias} */ one) => one.alias)].includes(wanted)) {
+  // servers take it for a part of the address
+  if (/[/\\]/.test(wanted)) throw new Error('A name must not contain a slash.');
+  const {collections} = await rest('GET', 'collections'),
+    {aliases} = await rest('GET', 'aliases');
+  if (
+    [
+      ...collections.map((/** @type {import('./api.js').Collection} */ one) => one.name),
+      ...aliases.map((/** @type {import('./api.js').Alias} */ one) => one.alias),
+    ].includes(wanted)
+  ) {
     throw new Error(`${wanted} exists already; choose another name.`);
   }
   await rest('PUT', path(wanted), {json: {model, vectors}, noted: true});
@@ -19,55 +32,112 @@ export async function createCollection(name, model, vectors) {
 
 /**
  * A form in a dialog that stays open, with the reason, if its action fails.
- * @param {string} title @param {string} action text of its button @param {(string | Node)[]} content @param {() => Promise<void>} act
+ * @param {string} title
+ * @param {string} action text of its button
+ * @param {(string | Node)[]} content
+ * @param {() => Promise<void>} act
  */
 export function ask(title, action, content, act) {
-  const problem = make('p', {role: 'alert'}), go = make('button', {class: 'button strong'}, action);
-  const dialog = openDialog(title, make('form', {class: 'stack', onsubmit: async (/** @type {SubmitEvent} */ event) => {
-    event.preventDefault();
-    go.disabled = true;
-    problem.textContent = '';
-    try {
-      await act();
-      dialog.close();
-    } catch (error) {
-      problem.textContent = /** @type {Error} */ (error).message;
-    }
-    go.disabled = false;
-  }}, ...content, problem, go));
+  const problem = make('p', {role: 'alert'}),
+    go = make('button', {class: 'button strong'}, action);
+  const dialog = openDialog(
+    title,
+    make(
+      'form',
+      {
+        class: 'stack',
+        onsubmit: async (/** @type {SubmitEvent} */ event) => {
+          event.preventDefault();
+          go.disabled = true;
+          problem.textContent = '';
+          try {
+            await act();
+            dialog.close();
+          } catch (error) {
+            problem.textContent = /** @type {Error} */ (error).message;
+          }
+          go.disabled = false;
+        },
+      },
+      ...content,
+      problem,
+      go,
+    ),
+  );
   return {dialog, go};
 }
 
-/** A choice of the collections to which those of a collection can be copied. @param {import('./api.js').Collection} info @param {import('./api.js').Collection[]} collections */
+/**
+ * A choice of the collections to which those of a collection can be copied.
+ * @param {import('./api.js').Collection} info
+ * @param {import('./api.js').Collection[]} collections
+ */
 export function targets(info, collections) {
-  return collections.filter(one => one.name !== info.name && one.fingerprint === info.fingerprint).map(one => make('option', {value: one.name}, one.name));
+  return collections
+    .filter(one => one.name !== info.name && one.fingerprint === info.fingerprint)
+    .map(one => make('option', {value: one.name}, one.name));
 }
 
 /**
  * Ask where to, and copy or move the images of these rows.
- * @param {import('./explorer.js').Explorer} explorer @param {{collections: import('./api.js').Collection[], changed: () => Promise<void>}} session @param {number[]} rows
+ * @param {import('./explorer.js').Explorer} explorer
+ * @param {{collections: import('./api.js').Collection[], changed: () => Promise<void>}} session
+ * @param {number[]} rows
  */
 export function copyOrMove(explorer, session, rows) {
-  const {info} = explorer, ids = rows.map(row => explorer.rows.ids[row]);
+  const {info} = explorer,
+    ids = rows.map(row => explorer.rows.ids[row]);
   const progress = make('progress', {max: ids.length, value: 0, hidden: true, 'aria-label': 'Copying the images'});
-  const name = make('input', {maxlength: 128, required: true}), move = make('input', {type: 'checkbox'});
-  const to = make('select', {onchange: () => { name.parentElement.hidden = to.value !== ''; name.required = to.value === ''; }}, make('option', {value: ''}, 'A new collection'), ...targets(info, session.collections));
+  const name = make('input', {maxlength: 128, required: true}),
+    move = make('input', {type: 'checkbox'});
+  const to = make(
+    'select',
+    {
+      onchange: () => {
+        name.parentElement.hidden = to.value !== '';
+        name.required = to.value === '';
+      },
+    },
+    make('option', {value: ''}, 'A new collection'),
+    ...targets(info, session.collections),
+  );
   let created = ''; // by an attempt that failed later
-  ask(`Copy or move ${count(ids.length, 'image')}`, 'Copy', [make('label', {}, 'To', to), make('label', {}, 'Name', name),
-    make('label', {class: 'row'}, move, 'Move: remove them from this collection'), progress], async () => {
-    progress.hidden = false;
-    if (!to.value && created !== name.value) created = await createCollection(name.value, info.model, info.vectors);
-    const target = to.value || created;
-    const copied = await copy(info.name, ids, target, move.checked, done => { progress.value = done; });
-    await session.changed();
-    announce('counts');
-    say(`${count(copied, 'image')} ${move.checked ? 'moved' : 'copied'} to ${target}.`, {action: 'Open', run: () => { location.hash = `#/explore/${encodeURIComponent(target)}`; }, seconds: 12});
-  });
+  ask(
+    `Copy or move ${count(ids.length, 'image')}`,
+    'Copy',
+    [
+      make('label', {}, 'To', to),
+      make('label', {}, 'Name', name),
+      make('label', {class: 'row'}, move, 'Move: remove them from this collection'),
+      progress,
+    ],
+    async () => {
+      progress.hidden = false;
+      if (!to.value && created !== name.value) created = await createCollection(name.value, info.model, info.vectors);
+      const target = to.value || created;
+      const copied = await copy(info.name, ids, target, move.checked, done => {
+        progress.value = done;
+      });
+      await session.changed();
+      announce('counts');
+      say(`${count(copied, 'image')} ${move.checked ? 'moved' : 'copied'} to ${target}.`, {
+        action: 'Open',
+        run: () => {
+          location.hash = `#/explore/${encodeURIComponent(target)}`;
+        },
+        seconds: 12,
+      });
+    },
+  );
 }
 
 /**
  * Copy items in as many requests as it takes.
- * @param {string} from @param {string[]} ids @param {string} to @param {boolean} move @param {(done: number) => void} [progress]
+ * @param {string} from
+ * @param {string[]} ids
+ * @param {string} to
+ * @param {boolean} move
+ * @param {(done: number) => void} [progress]
  * @returns {Promise<number>} how many existed
  */
 export async function copy(from, ids, to, move, progress = () => {}) {

@@ -16,32 +16,60 @@ export function deleteItems(collection, ids, all) {
     let done = 0;
     const images = count(ids.length, 'image');
     const progress = make('progress', {max: ids.length, value: 0, hidden: true, 'aria-label': 'Deleting'});
-    const start = make('button', {type: 'button', class: 'button danger', onclick: async () => {
-      start.disabled = keep.disabled = true;
-      progress.hidden = false;
-      try {
-        while (done < ids.length) {
-          const some = ids.slice(done, done + AT_ONCE);
-          await rest('POST', path(collection, 'delete'), {json: {ids: some}, noted: done === 0});
-          announce('deleted', {collection, ids: some});
-          progress.value = done += some.length;
-        }
-        say(`${images} deleted.`);
-      } catch (error) {
-        sayError(error);
-      }
-      dialog.close();
-    }}, `Delete ${images}`);
+    const start = make(
+      'button',
+      {
+        type: 'button',
+        class: 'button danger',
+        onclick: async () => {
+          start.disabled = keep.disabled = true;
+          progress.hidden = false;
+          try {
+            while (done < ids.length) {
+              const some = ids.slice(done, done + AT_ONCE);
+              await rest('POST', path(collection, 'delete'), {json: {ids: some}, noted: done === 0});
+              announce('deleted', {collection, ids: some});
+              progress.value = done += some.length;
+            }
+            say(`${images} deleted.`);
+          } catch (error) {
+            sayError(error);
+          }
+          dialog.close();
+        },
+      },
+      `Delete ${images}`,
+    );
     const keep = make('button', {type: 'button', class: 'button', onclick: () => dialog.close()}, 'Keep');
-    const dialog = openDialog(`Delete ${images}?`, make('div', {class: 'stack'},
-      make('p', {}, `${ids.length === all ? `These are all images of ${collection}. ` : ''}${ids.length === 1 ? 'It' : 'They'} cannot be restored.`), make('div', {class: 'tools'}, start, keep, progress)));
-    dialog.addEventListener('cancel', event => start.disabled && event.preventDefault());  // Escape while it deletes
+    const dialog = openDialog(
+      `Delete ${images}?`,
+      make(
+        'div',
+        {class: 'stack'},
+        make(
+          'p',
+          {},
+          `${ids.length === all ? `These are all images of ${collection}. ` : ''}` +
+            `${ids.length === 1 ? 'It' : 'They'} cannot be restored.`,
+        ),
+        make('div', {class: 'tools'}, start, keep, progress),
+      ),
+    );
+    dialog.addEventListener('cancel', event => start.disabled && event.preventDefault()); // Escape while it deletes
     dialog.addEventListener('close', () => resolve(done > 0));
     (ids.length > FEW ? keep : start).focus();
   });
 }
 
-/** Ask, and delete rows of the screen Explore. @param {import('./explorer.js').Explorer} explorer @param {number[]} rows */
+/**
+ * Ask, and delete rows of the screen Explore.
+ * @param {import('./explorer.js').Explorer} explorer
+ * @param {number[]} rows
+ */
 export function deleteRows(explorer, rows) {
-  return deleteItems(explorer.name, rows.map(row => explorer.rows.ids[row]), explorer.rows.ids.length - explorer.rows.deleted.size);
+  return deleteItems(
+    explorer.name,
+    rows.map(row => explorer.rows.ids[row]),
+    explorer.rows.ids.length - explorer.rows.deleted.size,
+  );
 }

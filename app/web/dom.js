@@ -21,32 +21,40 @@ export function make(tag, attributes = {}, ...children) {
 const FOCUSABLE = 'a, button, input, select, textarea, summary, [tabindex]';
 
 /**
- * Make the children of an element those of a list. The focus stays on its item; where that was removed, on the next one.
+ * Make the children of an element those of a list. The focus stays on its item; where that was removed, on the next
+ * one.
  * @template T
  * @param {Element} list @param {T[]} items @param {(item: T) => any} keyOf different for each item
  * @param {(item: T, before: any) => any} draw returns an element for an item: a new one, or the one of its key before
  */
 export function keyed(list, items, keyOf, draw) {
-  const before = /** @type {any[]} */ ([...list.children]), own = new Map(before.map(child => [child.dataset.key, child]));
+  const before = /** @type {any[]} */ ([...list.children]),
+    own = new Map(before.map(child => [child.dataset.key, child]));
   const inside = (/** @type {Element} */ child) => [child, ...child.querySelectorAll(FOCUSABLE)];
   const place = before.findIndex(child => child.contains(document.activeElement));
   const focused = place < 0 ? -1 : inside(before[place]).indexOf(/** @type {Element} */ (document.activeElement));
   const after = items.map(item => {
-    const key = String(keyOf(item)), drawn = draw(item, own.get(key) ?? null);
+    const key = String(keyOf(item)),
+      drawn = draw(item, own.get(key) ?? null);
     drawn.dataset.key = key;
     return drawn;
   });
   if (after.length === before.length && after.every((child, i) => child === before[i])) return;
   list.replaceChildren(...after);
   if (focused < 0) return;
-  const next = after.find(child => child.dataset.key === before[place].dataset.key) ?? after[Math.min(place, after.length - 1)];
+  const next =
+    after.find(child => child.dataset.key === before[place].dataset.key) ?? after[Math.min(place, after.length - 1)];
   if (next) /** @type {any} */ (inside(next)[focused] ?? next).focus();
 }
 
 const SHOWN = 0.999; // the highest percentile that differs reliably from others
 export const CHANCE = 0.95; // a match below this share of random pairs is not similar
 /** @type {[number, string][]} */
-const STEPS = [[SHOWN, 'very similar'], [0.99, 'similar'], [CHANCE, 'a little similar']];
+const STEPS = [
+  [SHOWN, 'very similar'],
+  [0.99, 'similar'],
+  [CHANCE, 'a little similar'],
+];
 const PATHS = {
   add: 'M12 5v14M5 12h14',
   back: 'M15 5l-7 7 7 7',
@@ -96,8 +104,12 @@ export function icon(name) {
 export function button(name, text, onclick, {quiet = false, ...options} = {}) {
   // the text may be hidden on a narrow screen
   const shown = quiet ? {'aria-label': text, title: text} : {'aria-label': text};
-  return make('button', {type: 'button', class: `button ${quiet ? 'quiet' : ''} ${options.class ?? ''}`, onclick, ...shown},
-    icon(name), quiet ? null : make('span', {}, text));
+  return make(
+    'button',
+    {type: 'button', class: `button ${quiet ? 'quiet' : ''} ${options.class ?? ''}`, onclick, ...shown},
+    icon(name),
+    quiet ? null : make('span', {}, text),
+  );
 }
 
 const messages = /** @type {HTMLElement} */ (document.getElementById('messages'));
@@ -112,17 +124,34 @@ document.addEventListener('close', () => document.body.append(messages), true); 
 export function say(text, {action, run, seconds = 6, error = false} = {}) {
   const message = make('p', {class: error ? 'message error' : 'message', role: error ? 'alert' : null}, text);
   const remove = () => message.remove();
-  for (const one of messages.children) if (one.firstChild?.textContent === text) one.remove(); // a repeated one is shown once
-  if (action && run) message.append(make('button', {type: 'button', class: 'plain', onclick: () => { remove(); run(); }}, action));
+  // a repeated one is shown once
+  for (const one of messages.children) if (one.firstChild?.textContent === text) one.remove();
+  if (action && run)
+    message.append(
+      make(
+        'button',
+        {
+          type: 'button',
+          class: 'plain',
+          onclick: () => {
+            remove();
+            run();
+          },
+        },
+        action,
+      ),
+    );
   message.append(button('close', 'Close the message', remove, {quiet: true}));
   messages.append(message);
-  ([...document.querySelectorAll('dialog:modal')].at(-1) ?? document.body).append(messages); // what is outside of a dialog cannot be clicked
+  // what is outside of a dialog cannot be clicked
+  ([...document.querySelectorAll('dialog:modal')].at(-1) ?? document.body).append(messages);
   setTimeout(remove, 1000 * seconds);
   return remove;
 }
 
 /**
- * Make a function that draws soon, but after the next frame, so that what matters more is seen first; many calls draw once.
+ * Make a function that draws soon, but after the next frame, so that what matters more is seen first; many calls draw
+ * once.
  * @param {() => void} draw
  */
 export function later(draw) {
@@ -130,7 +159,12 @@ export function later(draw) {
   return () => {
     if (due) return;
     due = true;
-    requestAnimationFrame(() => setTimeout(() => { due = false; draw(); }));
+    requestAnimationFrame(() =>
+      setTimeout(() => {
+        due = false;
+        draw();
+      }),
+    );
   };
 }
 
@@ -179,8 +213,17 @@ export function nearer(share) {
  * @returns {HTMLDialogElement}
  */
 export function openDialog(title, ...children) {
-  const dialog = make('dialog', {'aria-label': title, onclose: () => dialog.remove()},
-    make('div', {class: 'head'}, make('h2', {}, title), button('close', 'Close', () => dialog.close(), {quiet: true})), ...children);
+  const dialog = make(
+    'dialog',
+    {'aria-label': title, onclose: () => dialog.remove()},
+    make(
+      'div',
+      {class: 'head'},
+      make('h2', {}, title),
+      button('close', 'Close', () => dialog.close(), {quiet: true}),
+    ),
+    ...children,
+  );
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
@@ -188,5 +231,6 @@ export function openDialog(title, ...children) {
 
 // another address is another screen, so Back closes what was opened over the last one
 addEventListener('popstate', () => {
-  for (const dialog of document.querySelectorAll('dialog[open]:not(.viewer, [data-stays])')) /** @type {HTMLDialogElement} */ (dialog).close();
+  for (const dialog of document.querySelectorAll('dialog[open]:not(.viewer, [data-stays])'))
+    /** @type {HTMLDialogElement} */ (dialog).close();
 });

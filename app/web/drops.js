@@ -1,4 +1,5 @@
-// Files that are dropped anywhere on a page. The browser never opens one in place of the app, also where nothing takes it.
+// Files that are dropped anywhere on a page. The browser never opens one in place of the app, also where nothing takes
+// it.
 
 /** @typedef {{text: string, take: (files: File[], target: Element) => any}} Drop text: what a drop does */
 /** @type {Drop | null} */
@@ -14,13 +15,16 @@ document.addEventListener('dragover', event => {
   event.preventDefault();
   document.body.classList.toggle('dropping', shown !== null && Boolean(event.dataTransfer?.types.includes('Files')));
 });
-document.addEventListener('dragleave', event => { if (event.relatedTarget === null) document.body.classList.remove('dropping'); });
+document.addEventListener('dragleave', event => {
+  if (event.relatedTarget === null) document.body.classList.remove('dropping');
+});
 document.addEventListener('drop', async event => {
   event.preventDefault();
   document.body.classList.remove('dropping');
-  const drop = shown, target = /** @type {Element} */ (event.target);
+  const drop = shown,
+    target = /** @type {Element} */ (event.target);
   // the browser clears the items after the event, but keeps their entries
-  const entries = [...event.dataTransfer?.items ?? []].map(item => item.webkitGetAsEntry?.() ?? item.getAsFile());
+  const entries = [...(event.dataTransfer?.items ?? [])].map(item => item.webkitGetAsEntry?.() ?? item.getAsFile());
   const files = (await Promise.all(entries.map(filesOf))).flat();
   if (files.length) await drop?.take(files, target);
 });
@@ -31,11 +35,14 @@ async function filesOf(entry) {
   if (entry instanceof File) return [entry];
   if (entry.isFile) {
     const file = await new Promise((done, fail) => entry.file(done, fail));
-    if (entry.fullPath.lastIndexOf('/') > 0) Object.defineProperty(file, 'webkitRelativePath', {value: entry.fullPath.slice(1)});
+    if (entry.fullPath.lastIndexOf('/') > 0)
+      Object.defineProperty(file, 'webkitRelativePath', {value: entry.fullPath.slice(1)});
     return [file];
   }
-  const reader = entry.createReader(), inner = [];
-  for (;;) { // a browser lists 100 at a time
+  const reader = entry.createReader(),
+    inner = [];
+  for (;;) {
+    // a browser lists 100 at a time
     const some = await new Promise((done, fail) => reader.readEntries(done, fail));
     if (!some.length) return (await Promise.all(inner.map(filesOf))).flat();
     inner.push(...some);

@@ -3,13 +3,17 @@
 // A write sends the values that it replaces. If another tab or program has changed them, the server refuses it, and the
 // write is repeated with the true values, so that its undo restores those. An undo leaves such images as they are.
 //
-// Events of `edits`: `metadata` and `deleted` report what was written, from whichever page; `history` says that there is
+// Events of `edits`: `metadata` and `deleted` report what was written, from whichever page; `history` says that there
+// is
 // more or less to undo; `counts` that the number of items of a collection is known again.
 import {ApiError, path, rest} from './api.js';
 import {count, say, sayError} from './dom.js';
 import {flat} from './rows.js';
 
-/** @typedef {Map<string, Record<string, any>>} Values by the id of an item and a metadata key such as camera.model; null: it has none */
+/**
+ * @typedef {Map<string, Record<string, any>>} Values by the id of an item and a metadata key such as camera.model;
+ *   null: it has none
+ */
 /** @typedef {{collection: string, text: string, before: Values, after: Values}} Edit */
 
 const AT_ONCE = 5000; // items in one request
@@ -19,6 +23,8 @@ const KEPT = 100;
 export const edits = new EventTarget();
 /** What can be undone, the newest last. @type {Edit[]} */
 const history = [];
+/** What can be done again, the last undone last. @type {Edit[]} */
+const undone = [];
 let turn = Promise.resolve();
 let closeMessage = () => {};
 
@@ -30,10 +36,12 @@ export function announce(name, detail) {
 /**
  * Write values, with undo and a message.
  * @param {string} collection @param {string} text of the message @param {Values} values
- * @param {(id: string) => Record<string, any> | undefined} shown the metadata of an item as the page shows it, with paths as keys
+ * @param {(id: string) => Record<string, any> | undefined} shown the metadata of an item as the page shows it, with
+ *   paths as keys
  * @param {(done: number) => void} [progress]
+ * @param {boolean} [isAgain] whether it was undone before
  */
-export function write(collection, text, values, shown, progress) {
+export function write(collection, text, values, shown, progress, isAgain = false) {
   return inTurn(async () => {
     const before = new Map([...values].map(([id, own]) => [id, pick(shown(id) ?? {}, Object.keys(own))]));
     /** @type {Edit} */
@@ -46,6 +54,7 @@ export function write(collection, text, values, shown, progress) {
     } finally {
       for (const id of edit.after.keys()) edit.before.set(id, before.get(id) ?? {});
       if (edit.after.size) history.push(edit);
+      if (edit.after.size && !isAgain) undone.length = 0;
       history.splice(0, history.length - KEPT);
       announce('history');
     }
@@ -60,21 +69,37 @@ export function undoable() {
 /** Undo an edit; without one, the newest. @param {Edit} [edit] */
 export function undo(edit) {
   return inTurn(async () => {
-    const own = edit ?? history.at(-1), place = own ? history.indexOf(own) : -1;
+    const own = edit ?? history.at(-1),
+      place = own ? history.indexOf(own) : -1;
     closeMessage();
     if (!own || place < 0) return void (closeMessage = say('There is nothing to undo.'));
-    const done = new Map();
+    const done = new Map(),
+      before = new Map(own.before);
     try {
       const others = await send(own.collection, own.before, new Map(own.after), false, done);
       history.splice(place, 1);
+      if (done.size) undone.push({...own, before, after: new Map([...own.after].filter(([id]) => done.has(id)))});
       const [[, later] = []] = others;
-      const note = later ? ` ${count(others.size, 'image')} changed since, such as to ${textOf(later)}, and stayed so.` : '';
+      const note = later
+        ? ` ${count(others.size, 'image')} changed since, such as to ${textOf(later)}, and stayed so.`
+        : '';
       closeMessage = say(`${done.size ? 'Undone' : 'Not undone'}: ${own.text}.${note}`, {seconds: later ? 12 : 6});
     } finally {
       for (const id of done.keys()) own.before.delete(id); // what failed can be undone later
       announce('history');
     }
   }).catch(sayError);
+}
+
+/** Do again what was undone last. */
+export function redo() {
+  return turn
+    .then(() => {
+      const last = undone.pop();
+      if (!last) return void say('There is nothing to do again.');
+      return write(last.collection, last.text, last.after, id => last.before.get(id), undefined, true);
+    })
+    .catch(sayError);
 }
 
 /**
@@ -88,8 +113,10 @@ export function undo(edit) {
  */
 async function send(collection, values, before, overwrite, done, progress = () => {}) {
   /** @type {Values} */
-  const others = new Map(), ids = [...values.keys()];
-  const chosen = (/** @type {string[]} */ some, /** @type {Values} */ from) => Object.fromEntries(some.map(id => [id, from.get(id) ?? {}]));
+  const others = new Map(),
+    ids = [...values.keys()];
+  const chosen = (/** @type {string[]} */ some, /** @type {Values} */ from) =>
+    Object.fromEntries(some.map(id => [id, from.get(id) ?? {}]));
   try {
     for (let start = 0; start < ids.length; start += AT_ONCE) {
       let some = ids.slice(start, start + AT_ONCE);
@@ -97,7 +124,10 @@ async function send(collection, values, before, overwrite, done, progress = () =
         try {
           const json = {each: chosen(some, values), by_path: true};
           // the call is shown without its condition, which no longer holds after it
-          await rest('PATCH', path(collection, 'items'), {json: {...json, expected: chosen(some, before)}, noted: start + attempt === 0 && json});
+          await rest('PATCH', path(collection, 'items'), {
+            json: {...json, expected: chosen(some, before)},
+            noted: start + attempt === 0 && json,
+          });
           for (const id of some) done.set(id, values.get(id) ?? {});
           progress(done.size);
           break;
@@ -117,7 +147,11 @@ async function send(collection, values, before, overwrite, done, progress = () =
   return others;
 }
 
-/** Do one edit after another, so that each knows what the one before has written. @param {() => Promise<void>} action @returns {Promise<void>} */
+/**
+ * Do one edit after another, so that each knows what the one before has written.
+ * @param {() => Promise<void>} action
+ * @returns {Promise<void>}
+ */
 function inTurn(action) {
   const own = turn.then(action);
   turn = own.catch(() => {});

@@ -6,18 +6,40 @@ import {jobBar} from './jobs.js';
 
 const FLOOR = 'pixels'; // small copies of the images themselves: an encoder that is not better has learned nothing here
 
-/** A card with the newest comparison, and buttons for another. @param {string} name of the collection @param {boolean} canWrite */
+/**
+ * A card with the newest comparison, and buttons for another.
+ * @param {string} name of the collection
+ * @param {boolean} canWrite
+ */
 export function encoderCard(name, canWrite) {
-  const body = make('div', {class: 'stack'}), bar = jobBar('Comparing');
+  const body = make('div', {class: 'stack'}),
+    bar = jobBar('Comparing');
   const draw = async () => {
-    const [{data}, info, result] = await Promise.all([rest('GET', '../../v1/models'), rest('GET', path(name)), newest(name)]);
+    const [{data}, info, result] = await Promise.all([
+      rest('GET', '../../v1/models'),
+      rest('GET', path(name)),
+      newest(name),
+    ]);
     const served = data.map((/** @type {any} */ one) => one.id);
-    body.replaceChildren(...(result ? table(name, result, info.model, served, canWrite) : [make('p', {class: 'note'}, `This collection uses ${info.model || 'an unknown encoder'}; the server serves ${served.join(', ')}.`)]));
+    body.replaceChildren(
+      ...(result
+        ? table(name, result, info.model, served, canWrite)
+        : [
+            make(
+              'p',
+              {class: 'note'},
+              `This collection uses ${info.model || 'an unknown encoder'}; the server serves ${served.join(', ')}.`,
+            ),
+          ]),
+    );
   };
   const compare = button('similar', 'Compare encoders', async () => {
     compare.disabled = true;
     try {
-      const {id} = await rest('POST', path(name, 'comparisons'), {json: {models: await chosen(name), field: await fieldOf(name)}, noted: true});
+      const {id} = await rest('POST', path(name, 'comparisons'), {
+        json: {models: await chosen(name), field: await fieldOf(name)},
+        noted: true,
+      });
       await bar.follow(id);
       await draw();
     } finally {
@@ -25,15 +47,31 @@ export function encoderCard(name, canWrite) {
     }
   });
   draw();
-  return make('section', {class: 'card', 'aria-label': 'Encoders'}, make('div', {class: 'head'}, make('h2', {}, 'Encoders'), canWrite ? compare : ''),
-    make('p', {}, 'How well each encoder of the server separates the labels of this collection, next to small copies of the images as a floor.'), bar.element, body);
+  return make(
+    'section',
+    {class: 'card', 'aria-label': 'Encoders'},
+    make('div', {class: 'head'}, make('h2', {}, 'Encoders'), canWrite ? compare : ''),
+    make(
+      'p',
+      {},
+      'How well each encoder of the server separates the labels of this collection, ' +
+        'next to small copies of the images as a floor.',
+    ),
+    bar.element,
+    body,
+  );
 }
 
 /** The encoder of the collection first, then the others of the server, and the floor. @param {string} name */
 async function chosen(name) {
   const [{data}, {model}] = await Promise.all([rest('GET', '../../v1/models'), rest('GET', path(name))]);
   const served = data.map((/** @type {any} */ one) => one.id);
-  return [...served.filter((/** @type {string} */ one) => one === model), ...served.filter((/** @type {string} */ one) => one !== model)].slice(0, 7).concat(FLOOR);
+  return [
+    ...served.filter((/** @type {string} */ one) => one === model),
+    ...served.filter((/** @type {string} */ one) => one !== model),
+  ]
+    .slice(0, 7)
+    .concat(FLOOR);
 }
 
 /** Result of the newest comparison that the server still has. @param {string} name */
@@ -43,27 +81,84 @@ async function newest(name) {
   return job && (await rest('GET', `jobs/${job.id}`)).result;
 }
 
-/** In percent, with its 95% interval and the chance of it without a difference. @param {{mean: number, low: number, high: number, p: number}} difference */
+/**
+ * In percent, with its 95% interval and the chance of it without a difference.
+ * @param {{mean: number, low: number, high: number, p: number}} difference
+ */
 function differenceOf({mean, low, high, p}) {
   const [own, from, to] = [mean, low, high].map(one => `${one >= 0 ? '+' : ''}${(100 * one).toFixed(1)}`);
   return `${own} (${from} to ${to}), p ${p < 0.001 ? '< .001' : p.toFixed(3).slice(1)}`;
 }
 
-/** @param {string} name @param {any} result @param {string} current encoder of the collection @param {string[]} served @param {boolean} canWrite */
+/**
+ * @param {string} name
+ * @param {any} result
+ * @param {string} current encoder of the collection
+ * @param {string[]} served
+ * @param {boolean} canWrite
+ */
 function table(name, {scores, labels, images, conclusion, field}, current, served, canWrite) {
   const percent = (/** @type {number[] | null} */ score) => {
     if (!score) return '';
     const [mean, low, high] = score.map(one => 100 * one);
-    return make('span', {}, make('meter', {min: 0, max: 100, value: mean, 'aria-hidden': 'true'}), ` ${mean.toFixed(1)}% (${low.toFixed(0)} to ${high.toFixed(0)})`);
+    return make(
+      'span',
+      {},
+      make('meter', {min: 0, max: 100, value: mean, 'aria-hidden': 'true'}),
+      ` ${mean.toFixed(1)}% (${low.toFixed(0)} to ${high.toFixed(0)})`,
+    );
   };
   const use = (/** @type {string} */ model) => async () => {
     await rest('POST', path(name, 'reembed'), {json: {model}, noted: true});
-    say(`The images are embedded by ${model} in a job, see Collections. This collection can be searched in the meantime.`);
+    say(
+      `The images are embedded by ${model} in a job, see Collections. This collection can be searched in the meantime.`,
+    );
   };
-  const rows = scores.map((/** @type {any} */ one) => make('tr', {}, make('th', {scope: 'row'}, one.source), make('td', {}, percent(one.linear)), make('td', {}, percent(one.knn)),
-    make('td', {}, one.against_first ? differenceOf(one.against_first) : ''), make('td', {}, one.rankme.toFixed(0)),
-    make('td', {}, one.source === current ? 'in use' : canWrite && served.includes(one.source) ? make('button', {type: 'button', class: 'button', 'aria-label': `Use ${one.source}`, onclick: use(one.source)}, 'Use') : '')));
+  const rows = scores.map((/** @type {any} */ one) =>
+    make(
+      'tr',
+      {},
+      make('th', {scope: 'row'}, one.source),
+      make('td', {}, percent(one.linear)),
+      make('td', {}, percent(one.knn)),
+      make('td', {}, one.against_first ? differenceOf(one.against_first) : ''),
+      make('td', {}, one.rankme.toFixed(0)),
+      make(
+        'td',
+        {},
+        one.source === current
+          ? 'in use'
+          : canWrite && served.includes(one.source)
+            ? make(
+                'button',
+                {type: 'button', class: 'button', 'aria-label': `Use ${one.source}`, onclick: use(one.source)},
+                'Use',
+              )
+            : '',
+      ),
+    ),
+  );
   const heads = ['encoder', 'linear probe', 'k-NN', 'points above the first', 'RankMe', ''];
-  return [make('p', {class: 'note'}, `${count(images, 'image')}, ${labels ? `${count(labels, 'label')} of ${field}` : 'without labels'}. ${conclusion}`),
-    make('div', {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Scores of the encoders'}, make('table', {}, make('thead', {}, make('tr', {}, ...heads.map(text => (text ? make('th', {scope: 'col'}, text) : make('td', {}))))), make('tbody', {}, ...rows)))];
+  return [
+    make(
+      'p',
+      {class: 'note'},
+      `${count(images, 'image')}, ${labels ? `${count(labels, 'label')} of ${field}` : 'without labels'}. ` +
+        conclusion,
+    ),
+    make(
+      'div',
+      {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Scores of the encoders'},
+      make(
+        'table',
+        {},
+        make(
+          'thead',
+          {},
+          make('tr', {}, ...heads.map(text => (text ? make('th', {scope: 'col'}, text) : make('td', {})))),
+        ),
+        make('tbody', {}, ...rows),
+      ),
+    ),
+  ];
 }

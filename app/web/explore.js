@@ -29,14 +29,23 @@ export async function showExplore(main, name, address, session) {
   const [info, keys] = await Promise.all([rest('GET', path(name)), rest('GET', path(name, 'label-keys'))]);
   document.title = `${name} · nnclr_hub`;
   const explorer = new Explorer(info, keys.field);
-  const bar = new QueryBar(explorer), facets = new FacetList(explorer);
-  const labels = session.canWrite ? new Labels(explorer, keys.labels) : null, viewer = new ItemViewer(explorer, bar, labels);
+  const bar = new QueryBar(explorer),
+    facets = new FacetList(explorer);
+  const labels = session.canWrite ? new Labels(explorer, keys.labels) : null,
+    viewer = new ItemViewer(explorer, bar, labels);
   bar.show = example => viewer.openExample(example);
-  const selection = new SelectionBar(explorer, session, labels), grid = new ImageGrid(explorer, viewer, labels);
-  const map = new ItemMap(explorer, session.canWrite), view = new ViewMenu(explorer, grid, labels !== null);
-  const filters = button('facets', 'Filters', () => {
-    filters.setAttribute('aria-expanded', String(screen.classList.toggle('with-facets')));
-  }, {class: 'narrow-only'});
+  const selection = new SelectionBar(explorer, session, labels),
+    grid = new ImageGrid(explorer, viewer, labels);
+  const map = new ItemMap(explorer, session.canWrite),
+    view = new ViewMenu(explorer, grid, labels !== null);
+  const filters = button(
+    'facets',
+    'Filters',
+    () => {
+      filters.setAttribute('aria-expanded', String(screen.classList.toggle('with-facets')));
+    },
+    {class: 'narrow-only'},
+  );
   filters.setAttribute('aria-expanded', 'false');
   const mapToggle = button('map', 'Map', () => {
     const open = screen.classList.toggle('with-map');
@@ -45,21 +54,48 @@ export async function showExplore(main, name, address, session) {
     mapToggle.setAttribute('aria-pressed', String(open));
     localStorage.setItem('map', open ? 'open' : 'closed');
   });
-  const screen = make('div', {class: 'explore'}, make('h1', {class: 'hidden'}, name),
-    make('div', {class: 'bar'}, collectionChoice('explore', name, session), bar, make('div', {class: 'arrange'}, filters, mapToggle, view.element,
-      labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null)), selection,
-    facets, make('section', {class: 'center', 'aria-label': 'Images'}, grid, labels ? new LabelKeys(labels, () => grid.chosen) : ''), map, viewer);
+  const screen = make(
+    'div',
+    {class: 'explore'},
+    make('h1', {class: 'hidden'}, name),
+    make(
+      'div',
+      {class: 'bar'},
+      collectionChoice('explore', name, session),
+      bar,
+      make(
+        'div',
+        {class: 'arrange'},
+        filters,
+        mapToggle,
+        view.element,
+        labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null,
+      ),
+    ),
+    selection,
+    facets,
+    make(
+      'section',
+      {class: 'center', 'aria-label': 'Images'},
+      grid,
+      labels ? new LabelKeys(labels, () => grid.chosen) : '',
+    ),
+    map,
+    viewer,
+  );
   main.replaceChildren(screen);
   if (localStorage.getItem('map') !== 'closed' && innerWidth > 820) mapToggle.click();
 
   // ---- the address
 
-  let going = false, left = false; // left: the address is that of another page
+  let going = false,
+    left = false; // left: the address is that of another page
   const write = () => {
     if (going || left) return;
     const now = addressOf(explorer, viewer);
     if (location.hash === now) return;
-    const isStep = [now, location.hash].every(one => /[?&]open=/.test(one)); // to another image in the viewer: Back closes it
+    // to another image in the viewer: Back closes it
+    const isStep = [now, location.hash].every(one => /[?&]open=/.test(one));
     history[isStep ? 'replaceState' : 'pushState'](null, '', now);
   };
   explorer.addEventListener('query', write);
@@ -81,25 +117,51 @@ export async function showExplore(main, name, address, session) {
 
   // ---- images from anywhere
 
-  const paste = (/** @type {ClipboardEvent} */ event) => { if (bar.take(event.clipboardData, false)) event.preventDefault(); };
+  const paste = (/** @type {ClipboardEvent} */ event) => {
+    if (bar.take(event.clipboardData, false)) event.preventDefault();
+  };
   const drop = (/** @type {File[]} */ files) => {
     if (viewer.isFull) viewer.close();
     const [file] = files;
-    if (files.length === 1 && !file.webkitRelativePath && !/\.(zip|tar|parquet)$/i.test(file.name)) return bar.searchFile(file);
+    if (files.length === 1 && !file.webkitRelativePath && !/\.(zip|tar|parquet)$/i.test(file.name))
+      return bar.searchFile(file);
     if (!session.canWrite) return say('Drop one image to search with it.', {error: true});
-    const add = button('upload', `Add to ${name}`, async () => {
-      dialog.close();
-      const {addFiles} = await import('./uploads.js');
-      await addFiles(info, files);
-      await Promise.all([explorer.load(), session.changed()]);
-    }, {class: 'strong'});
-    const dialog = openDialog(`Add ${count(files.length, 'file')}?`, make('div', {class: 'stack'}, make('p', {}, 'To search, drop one image.'), make('div', {class: 'tools'}, add)));
+    const add = button(
+      'upload',
+      `Add to ${name}`,
+      async () => {
+        dialog.close();
+        const {addFiles} = await import('./uploads.js');
+        await addFiles(info, files);
+        await Promise.all([explorer.load(), session.changed()]);
+      },
+      {class: 'strong'},
+    );
+    const dialog = openDialog(
+      `Add ${count(files.length, 'file')}?`,
+      make('div', {class: 'stack'}, make('p', {}, 'To search, drop one image.'), make('div', {class: 'tools'}, add)),
+    );
     add.focus();
   };
   const shortcut = (/** @type {KeyboardEvent} */ event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector('dialog:modal') || /** @type {Element} */ (event.target).matches('input, select, textarea')) return;
+    if (
+      event.ctrlKey ||
+      event.metaKey ||
+      event.altKey ||
+      document.querySelector('dialog:modal') ||
+      /** @type {Element} */ (event.target).matches('input, select, textarea')
+    )
+      return;
     if (event.key === '/') bar.file.click();
-    else if (event.key === '?') openDialog('Keys', make('dl', {class: 'keys'}, ...KEYS.flatMap(([key, text]) => [make('dt', {}, make('kbd', {}, key)), make('dd', {}, text)])));
+    else if (event.key === '?')
+      openDialog(
+        'Keys',
+        make(
+          'dl',
+          {class: 'keys'},
+          ...KEYS.flatMap(([key, text]) => [make('dt', {}, make('kbd', {}, key)), make('dd', {}, text)]),
+        ),
+      );
     else return;
     event.preventDefault();
   };
@@ -107,16 +169,23 @@ export async function showExplore(main, name, address, session) {
   onDrop({text: `Drop an image to search with it, or several to add them to ${name}`, take: drop});
   document.addEventListener('paste', paste);
 
-  explorer.load().then(() => { view.fill(); map.load(); return go(address); });
+  explorer.load().then(() => {
+    view.fill();
+    map.load();
+    return go(address);
+  });
   if (address.size) go(address);
-  return {go, leave: () => {
-    left = true;
-    if (viewer.isOpen) viewer.close();
-    explorer.close();
-    document.removeEventListener('paste', paste);
-    document.removeEventListener('keydown', shortcut);
-    onDrop(null);
-  }};
+  return {
+    go,
+    leave: () => {
+      left = true;
+      if (viewer.isOpen) viewer.close();
+      explorer.close();
+      document.removeEventListener('paste', paste);
+      document.removeEventListener('keydown', shortcut);
+      onDrop(null);
+    },
+  };
 }
 
 /** A menu with the order, the groups and the size of the images. */
@@ -126,34 +195,81 @@ class ViewMenu {
     this.explorer = explorer;
     this.order = make('select', {onchange: () => explorer.sort(this.order.value)});
     this.group = make('select', {onchange: () => explorer.groupBy(this.group.value)});
-    const size = make('input', {type: 'range', min: 60, max: 320, value: grid.size, oninput: () => grid.resize(Number(size.value))});
+    const size = make('input', {
+      type: 'range',
+      min: 60,
+      max: 320,
+      value: grid.size,
+      oninput: () => grid.resize(Number(size.value)),
+    });
     /** @param {string} text @param {string} name of what is stored @param {(on: boolean) => void} [act] */
     const option = (text, name, act = () => {}) => {
-      const box = make('input', {type: 'checkbox', checked: localStorage.getItem(name) !== 'no', onchange: () => {
-        localStorage.setItem(name, box.checked ? 'yes' : 'no');
-        act(box.checked);
-      }});
+      const box = make('input', {
+        type: 'checkbox',
+        checked: localStorage.getItem(name) !== 'no',
+        onchange: () => {
+          localStorage.setItem(name, box.checked ? 'yes' : 'no');
+          act(box.checked);
+        },
+      });
       act(box.checked);
       return make('label', {class: 'row'}, box, text);
     };
-    this.element = make('details', {class: 'menu', onkeydown: (/** @type {KeyboardEvent} */ event) => {
-      if (event.key !== 'Escape') return;
-      this.element.open = false;
-      this.element.firstChild.focus();
-    }, onfocusout: (/** @type {FocusEvent} */ event) => { if (event.relatedTarget && !this.element.contains(event.relatedTarget)) this.element.open = false; }},
-    make('summary', {class: 'button', 'aria-label': 'View'}, icon('settings'), make('span', {}, 'View')), make('div', {class: 'stack'},
-      make('label', {}, 'Order', this.order), make('label', {}, 'Group by', this.group), make('label', {}, 'Size of the images', size),
-      option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)), canWrite ? option('A label key goes to the next image', 'advance') : ''));
+    this.element = make(
+      'details',
+      {
+        class: 'menu',
+        onkeydown: (/** @type {KeyboardEvent} */ event) => {
+          if (event.key !== 'Escape') return;
+          this.element.open = false;
+          this.element.firstChild.focus();
+        },
+        onfocusout: (/** @type {FocusEvent} */ event) => {
+          if (event.relatedTarget && !this.element.contains(event.relatedTarget)) this.element.open = false;
+        },
+      },
+      make('summary', {class: 'button', 'aria-label': 'View'}, icon('settings'), make('span', {}, 'View')),
+      make(
+        'div',
+        {class: 'stack'},
+        make('label', {}, 'Order', this.order),
+        make('label', {}, 'Group by', this.group),
+        make('label', {}, 'Size of the images', size),
+        option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)),
+        canWrite ? option('A label key goes to the next image', 'advance') : '',
+      ),
+    );
     this.fill();
   }
 
   /** Offer the keys that the items have. */
   fill() {
-    const {explorer, order, group} = this, {rows} = explorer;
-    const dated = rows.metadata.some(one => one.mtime !== undefined) ? [['-mtime', 'newest file'], ['mtime', 'oldest file']] : [];
+    const {explorer, order, group} = this,
+      {rows} = explorer;
+    const dated = rows.metadata.some(one => one.mtime !== undefined)
+      ? [
+          ['-mtime', 'newest file'],
+          ['mtime', 'oldest file'],
+        ]
+      : [];
     const options = (/** @type {string[][]} */ all) => all.map(([value, text]) => make('option', {value}, text));
-    order.replaceChildren(...options([['stored', 'default'], ['path', 'name'], ...dated, ...rows.keys.flatMap(key => [[key, nameOf(key)], [`-${key}`, `${nameOf(key)}, descending`]])]));
-    group.replaceChildren(...options([['', 'no groups'], ...rows.keys.filter(key => !rows.column(key).numeric).map(key => [key, nameOf(key)])]));
+    order.replaceChildren(
+      ...options([
+        ['stored', 'default'],
+        ['path', 'name'],
+        ...dated,
+        ...rows.keys.flatMap(key => [
+          [key, nameOf(key)],
+          [`-${key}`, `${nameOf(key)}, descending`],
+        ]),
+      ]),
+    );
+    group.replaceChildren(
+      ...options([
+        ['', 'no groups'],
+        ...rows.keys.filter(key => !rows.column(key).numeric).map(key => [key, nameOf(key)]),
+      ]),
+    );
     [order.value, group.value] = [explorer.order, explorer.group];
   }
 }
@@ -161,7 +277,10 @@ class ViewMenu {
 /** The address of what is shown. @param {Explorer} explorer @param {import('./viewer.js').ItemViewer} viewer */
 function addressOf(explorer, viewer) {
   const address = new URLSearchParams();
-  for (const [name, sign] of /** @type {const} */ ([['like', 'positive'], ['unlike', 'negative']])) {
+  for (const [name, sign] of /** @type {const} */ ([
+    ['like', 'positive'],
+    ['unlike', 'negative'],
+  ])) {
     for (const {id, vector, preview} of explorer.query[sign]) {
       address.append(name, id === undefined ? `:${vector}` : id);
       if (vector && preview) keepPreview(vector, preview);
@@ -196,7 +315,14 @@ async function read(explorer, address) {
   await explorer.search(query);
 }
 
-/** What an address says as JSON; a damaged link is reported. @template T @param {URLSearchParams} address @param {string} name @param {(value: any) => T} as @returns {T} */
+/**
+ * What an address says as JSON; a damaged link is reported.
+ * @template T
+ * @param {URLSearchParams} address
+ * @param {string} name
+ * @param {(value: any) => T} as
+ * @returns {T}
+ */
 function parsed(address, name, as) {
   try {
     return as(JSON.parse(address.get(name) ?? 'null'));
@@ -206,10 +332,14 @@ function parsed(address, name, as) {
   }
 }
 
-/** The rows of a finding of the newest inspection; null if it has none of that name, which is reported. @param {Explorer} explorer @param {string} key */
+/**
+ * The rows of a finding of the newest inspection; null if it has none of that name, which is reported.
+ * @param {Explorer} explorer
+ * @param {string} key
+ */
 async function findingOf(explorer, key) {
   const inspection = await newest(explorer.name);
-  const found = inspection && await itemsOf(explorer.name, inspection, key);
+  const found = inspection && (await itemsOf(explorer.name, inspection, key));
   if (!found) {
     say('The inspection has no such finding, so the link shows all images.', {error: true});
     return null;

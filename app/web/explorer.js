@@ -46,7 +46,10 @@ export class Explorer extends EventTarget {
     this.passed = null;
     /** Rows that a lasso on the map or a finding holds; null without one. @type {Set<number> | null} */
     this.area = null;
-    /** The finding of `area`, as in addresses, and its name; null for a lasso. @type {{key: string, title: string} | null} */
+    /**
+     * The finding of `area`, as in addresses, and its name; null for a lasso.
+     * @type {{key: string, title: string} | null}
+     */
     this.finding = null;
     this.order = 'stored';
     this.group = '';
@@ -67,11 +70,18 @@ export class Explorer extends EventTarget {
     this._closing = new AbortController();
     /** @type {AbortController | null} */
     this._search = null;
-    for (const [event, show] of /** @type {const} */ ([['metadata', this._written], ['deleted', this._deleted]])) {
-      edits.addEventListener(event, written => {
-        const {detail} = /** @type {CustomEvent} */ (written);
-        if (detail.collection === this.name) show.call(this, detail);
-      }, {signal: this.closing});
+    for (const [event, show] of /** @type {const} */ ([
+      ['metadata', this._written],
+      ['deleted', this._deleted],
+    ])) {
+      edits.addEventListener(
+        event,
+        written => {
+          const {detail} = /** @type {CustomEvent} */ (written);
+          if (detail.collection === this.name) show.call(this, detail);
+        },
+        {signal: this.closing},
+      );
     }
   }
 
@@ -114,7 +124,10 @@ export class Explorer extends EventTarget {
     await this._refilter();
   }
 
-  /** End the search, and show the images with these values of their metadata only. @param {Record<string, any>} values */
+  /**
+   * End the search, and show the images with these values of their metadata only.
+   * @param {Record<string, any>} values
+   */
   async showValues(values) {
     this.filters = new Map(Object.entries(values).map(([key, value]) => [key, {in: [value]}]));
     this.where = this.passed = this.area = this.finding = null;
@@ -127,7 +140,10 @@ export class Explorer extends EventTarget {
       const passed = new Set();
       let cursor = null;
       do {
-        const page = await rest('GET', path(this.name, 'items'), {query: {where, limit: 5000, cursor}, noted: cursor === null});
+        const page = await rest('GET', path(this.name, 'items'), {
+          query: {where, limit: 5000, cursor},
+          noted: cursor === null,
+        });
         for (const {id, metadata} of page.items) passed.add(this.rows.add(id, metadata));
         cursor = page.cursor;
       } while (cursor !== null);
@@ -139,7 +155,11 @@ export class Explorer extends EventTarget {
     await this._refilter();
   }
 
-  /** Show the rows inside an area of the map, or those of a finding; null shows all. @param {Set<number> | null} rows @param {{key: string, title: string} | null} [finding] */
+  /**
+   * Show the rows inside an area of the map, or those of a finding; null shows all.
+   * @param {Set<number> | null} rows
+   * @param {{key: string, title: string} | null} [finding]
+   */
   within(rows, finding = null) {
     this.area = rows;
     this.finding = finding;
@@ -148,9 +168,12 @@ export class Explorer extends EventTarget {
 
   /** The area as a filter of REST, which names at most 100,000 items: those inside, or else those outside. */
   get _areaFilter() {
-    const {area, rows} = this, ids = (/** @type {number[]} */ chosen) => ({ids: chosen.map(row => rows.ids[row])});
+    const {area, rows} = this,
+      ids = (/** @type {number[]} */ chosen) => ({ids: chosen.map(row => rows.ids[row])});
     if (!area) return null;
-    return area.size <= MAX_IDS ? {must: [ids([...area])]} : {must_not: [ids([...rows.ids.keys()].filter(row => !area.has(row)))]};
+    return area.size <= MAX_IDS
+      ? {must: [ids([...area])]}
+      : {must_not: [ids([...rows.ids.keys()].filter(row => !area.has(row)))]};
   }
 
   /** @param {string} order 'stored', 'similarity', or a key of the metadata, with '-' in front for descending */
@@ -184,7 +207,8 @@ export class Explorer extends EventTarget {
 
   _arrange() {
     const passes = passing(this.rows, this.filters);
-    const shown = (/** @type {number} */ row) => passes[row] === 1 && (this.passed?.has(row) ?? true) && (this.area?.has(row) ?? true);
+    const shown = (/** @type {number} */ row) =>
+      passes[row] === 1 && (this.passed?.has(row) ?? true) && (this.area?.has(row) ?? true);
     let view;
     if (this.matches) {
       // the server has filtered the matches; a deleted item is the exception
@@ -227,7 +251,7 @@ export class Explorer extends EventTarget {
       this._arrange();
       return;
     }
-    const own = this._search = new AbortController();
+    const own = (this._search = new AbortController());
     this.searching = true;
     try {
       const finding = this._find(0, own.signal);
@@ -258,10 +282,15 @@ export class Explorer extends EventTarget {
   /** @param {number} offset @param {AbortSignal} signal @returns {Promise<[number, Match][]>} matches by row */
   async _find(offset, signal) {
     const k = Math.min(offset ? MORE_MATCHES : FIRST_MATCHES, MAX_MATCHES - offset);
-    const examples = (/** @type {Example[]} */ list) => list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
+    const examples = (/** @type {Example[]} */ list) =>
+      list.map(({id, vector}) => (id === undefined ? {vector} : {id}));
     const json = {
-      positive: examples(this.query.positive), negative: examples(this.query.negative), k, offset,
-      where: restFilter(this.rows, this.filters, merged(this.where, this._areaFilter)), with_percentile: true,
+      positive: examples(this.query.positive),
+      negative: examples(this.query.negative),
+      k,
+      offset,
+      where: restFilter(this.rows, this.filters, merged(this.where, this._areaFilter)),
+      with_percentile: true,
     };
     const {matches} = await rest('POST', path(this.name, 'search'), {json, signal, noted: offset === 0});
     this.hasMore = matches.length === k && offset + k < MAX_MATCHES;
@@ -285,7 +314,13 @@ export class Explorer extends EventTarget {
     await this.search(query);
   }
 
-  /** Search by an own image. @param {Blob} image @param {string} name @param {string} [preview] @param {boolean} [isFile] whether the caller has it as a file */
+  /**
+   * Search by an own image.
+   * @param {Blob} image
+   * @param {string} name
+   * @param {string} [preview]
+   * @param {boolean} [isFile] whether the caller has it as a file
+   */
   async searchImage(image, name, preview, isFile = true) {
     const form = new FormData();
     form.append('files', image, name);
@@ -331,7 +366,8 @@ export class Explorer extends EventTarget {
     this.rows.deleted.delete(-1); // an item that the page has not loaded
     this.selected = new Set([...this.selected].filter(row => !this.rows.deleted.has(row)));
     this._arrange();
-    if (this.focus !== null && this.rows.deleted.has(this.focus)) this.setFocus(this.view[Math.min(Math.max(0, place), this.view.length - 1)] ?? null);
+    if (this.focus !== null && this.rows.deleted.has(this.focus))
+      this.setFocus(this.view[Math.min(Math.max(0, place), this.view.length - 1)] ?? null);
     this.emit('selection');
     this.emit('rows');
   }
@@ -339,11 +375,14 @@ export class Explorer extends EventTarget {
 
 /** Both filters of REST. @param {any} one @param {any} other null for none @returns {any} */
 function merged(one, other) {
-  return one && other ? {must: [one, other]} : one ?? other;
+  return one && other ? {must: [one, other]} : (one ?? other);
 }
 
 /** Compare values of any type; missing ones are last. @param {any} a @param {any} b */
 function compare(a, b) {
-  if (a === undefined || a === null || b === undefined || b === null) return Number(a === undefined || a === null) - Number(b === undefined || b === null);
-  return typeof a === 'number' && typeof b === 'number' ? a - b : String(a).localeCompare(String(b), 'en', {numeric: true});
+  if (a === undefined || a === null || b === undefined || b === null)
+    return Number(a === undefined || a === null) - Number(b === undefined || b === null);
+  return typeof a === 'number' && typeof b === 'number'
+    ? a - b
+    : String(a).localeCompare(String(b), 'en', {numeric: true});
 }

@@ -1,10 +1,24 @@
 // Filters on metadata: which rows pass, and the same as `where` of REST. And the names of keys for people.
 
-/** @typedef {{in: any[]} | {range: [number, number]} | {differs: string}} Condition null in `in`: without a value; differs: has another value than this key */
+/**
+ * @typedef {{in: any[]} | {range: [number, number]} | {differs: string}} Condition null in `in`: without a value;
+ *   differs: has another value than this key
+ */
 /** @typedef {Map<string, Condition>} Filters */
 
-const NAMES = /** @type {Record<string, string>} */ ({cluster: 'Cluster', outlier: 'Oddness', odd: 'Outlier', duplicates: 'Copies of', leak: 'Leak between splits',
-  suspect: 'Suspect label', proposed: 'Proposed label', predicted: 'Label by a blind probe', problems: 'Image problem', next: 'Label next', reviewed: 'Reviewed label'});
+const NAMES = /** @type {Record<string, string>} */ ({
+  cluster: 'Cluster',
+  outlier: 'Oddness',
+  odd: 'Outlier',
+  duplicates: 'Copies of',
+  leak: 'Leak between splits',
+  suspect: 'Suspect label',
+  proposed: 'Proposed label',
+  predicted: 'Label by a blind probe',
+  problems: 'Image problem',
+  next: 'Label next',
+  reviewed: 'Reviewed label',
+});
 
 /** Name of a metadata key for people. @param {string} key */
 export function nameOf(key) {
@@ -41,18 +55,29 @@ export function passing(rows, filters, except = null) {
   return passes;
 }
 
-/** @param {import('./rows.js').Rows} rows @param {string} key @param {Condition} condition @returns {(row: number) => boolean} */
+/**
+ * @param {import('./rows.js').Rows} rows
+ * @param {string} key
+ * @param {Condition} condition
+ * @returns {(row: number) => boolean}
+ */
 function testOf(rows, key, condition) {
   const {values, codes, numbers} = rows.column(key);
   if ('range' in condition) return row => numbers[row] >= condition.range[0] && numbers[row] <= condition.range[1];
   if ('in' in condition) {
-    const wanted = new Set(condition.in.map(value => values.indexOf(value))), none = condition.in.includes(null);
+    const wanted = new Set(condition.in.map(value => values.indexOf(value))),
+      none = condition.in.includes(null);
     return row => codes[row]?.some(code => wanted.has(code)) ?? none;
   }
   const other = rows.column(condition.differs);
-  const text = (/** @type {import('./rows.js').Column} */ column, /** @type {number[]} */ own) => own.map(code => String(column.values[code])).sort().join();
+  const text = (/** @type {import('./rows.js').Column} */ column, /** @type {number[]} */ own) =>
+    own
+      .map(code => String(column.values[code]))
+      .sort()
+      .join();
   return row => {
-    const own = codes[row], others = other.codes[row];
+    const own = codes[row],
+      others = other.codes[row];
     return own !== null && others !== null && text(rows.column(key), own) !== text(other, others);
   };
 }
@@ -69,7 +94,14 @@ export function restFilter(rows, filters, extra = null) {
     // REST does not compare two keys
     if ('differs' in condition) return {ids: rows.ids.filter((_, row) => testOf(rows, key, condition)(row))};
     const values = condition.in.filter(value => value !== null);
-    return values.length === condition.in.length ? {key, in: values} : {should: [{key, in: values}, {key, exists: false}]};
+    return values.length === condition.in.length
+      ? {key, in: values}
+      : {
+          should: [
+            {key, in: values},
+            {key, exists: false},
+          ],
+        };
   });
   if (must.length === 0) return extra;
   return {...extra, must: [...(extra?.must ?? []), ...must]};

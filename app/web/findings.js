@@ -19,25 +19,48 @@ const read = new Map();
 /** @param {string} address @param {'json' | 'buffer'} [as] */
 function once(address, as = 'json') {
   let found = read.get(address);
-  if (!found) read.set(address, found = rest('GET', address, {as}));
+  if (!found) read.set(address, (found = rest('GET', address, {as})));
   return found;
 }
 
-/** The newest inspection of a collection; null without one. @param {string} name @returns {Promise<Inspection | null>} */
+/**
+ * The newest inspection of a collection; null without one.
+ * @param {string} name
+ * @returns {Promise<Inspection | null>}
+ */
 export async function newest(name) {
   const [number] = (await rest('GET', path(name, 'inspections'))).inspections;
   return number === undefined ? null : rest('GET', path(name, 'inspections', String(number)));
 }
 
-/** The inspection of a collection that runs now, such as one that was started before a reload. @param {string} name @returns {Promise<string | undefined>} id of its job */
+/**
+ * The inspection of a collection that runs now, such as one that was started before a reload.
+ * @param {string} name
+ * @returns {Promise<string | undefined>} id of its job
+ */
 export async function running(name) {
   const {jobs} = await rest('GET', 'jobs', {query: {kind: 'inspection', limit: 20}});
-  return jobs.find((/** @type {import('./api.js').Job} */ job) => job.params.collection === name && ['queued', 'running'].includes(job.state))?.id;
+  return jobs.find(
+    (/** @type {import('./api.js').Job} */ job) =>
+      job.params.collection === name && ['queued', 'running'].includes(job.state),
+  )?.id;
 }
 
-/** Inspect a collection, and write the findings into the metadata. @param {string} name @param {ReturnType<import('./jobs.js').jobBar>} bar */
+/**
+ * Inspect a collection, and write the findings into the metadata.
+ * @param {string} name
+ * @param {ReturnType<import('./jobs.js').jobBar>} bar
+ */
 export async function inspect(name, bar) {
-  return bar.follow(await running(name) ?? (await rest('POST', path(name, 'inspections'), {json: {field: await fieldOf(name), write_fields: true}, noted: true})).id);
+  return bar.follow(
+    (await running(name)) ??
+      (
+        await rest('POST', path(name, 'inspections'), {
+          json: {field: await fieldOf(name), write_fields: true},
+          noted: true,
+        })
+      ).id,
+  );
 }
 
 /**
@@ -57,30 +80,59 @@ export async function predictions(name, inspection) {
  * @returns {Promise<{title: string, ids: string[]} | null>}
  */
 export async function itemsOf(name, inspection, finding) {
-  const [kind, first, second] = finding.split('/'), {findings} = inspection;
+  const [kind, first, second] = finding.split('/'),
+    {findings} = inspection;
   const flagged = (/** @type {any[]} */ list) => list.filter(one => one.flagged).map(one => one.item);
   const groups = (/** @type {string} */ title, /** @type {any[]} */ all) => {
     const chosen = first === undefined ? all : all.slice(Number(first), Number(first) + 1);
-    return {title: first === undefined ? title : `${title}, group ${Number(first) + 1}`, ids: [...new Set(chosen.flatMap(one => one.items))]};
+    return {
+      title: first === undefined ? title : `${title}, group ${Number(first) + 1}`,
+      ids: [...new Set(chosen.flatMap(one => one.items))],
+    };
   };
   switch (kind) {
-    case 'duplicates': return groups('duplicates', duplicates(findings));
-    case 'leaks': return groups('leaks', findings.leaks);
-    case 'outliers': return {title: 'outliers', ids: flagged(findings.outliers)};
-    case 'suspects': return {title: 'suspect labels', ids: flagged(findings.suspect_labels)};
-    case 'next': return {title: 'what to label next', ids: findings.label_next.map((/** @type {any} */ one) => one.item)};
-    case 'problems': return {title: `${first} images`, ids: findings.image_problems.filter((/** @type {any} */ one) => one.problems.includes(first)).map((/** @type {any} */ one) => one.item)};
-    case 'cluster': return {title: `cluster ${first}`, ids: findings.clusters[Number(first)]?.items ?? []};
+    case 'duplicates':
+      return groups('duplicates', duplicates(findings));
+    case 'leaks':
+      return groups('leaks', findings.leaks);
+    case 'outliers':
+      return {title: 'outliers', ids: flagged(findings.outliers)};
+    case 'suspects':
+      return {title: 'suspect labels', ids: flagged(findings.suspect_labels)};
+    case 'next':
+      return {title: 'what to label next', ids: findings.label_next.map((/** @type {any} */ one) => one.item)};
+    case 'problems':
+      return {
+        title: `${first} images`,
+        ids: findings.image_problems
+          .filter((/** @type {any} */ one) => one.problems.includes(first))
+          .map((/** @type {any} */ one) => one.item),
+      };
+    case 'cluster':
+      return {title: `cluster ${first}`, ids: findings.clusters[Number(first)]?.items ?? []};
     case 'overlap': {
-      const [{ids}, {labels, predicted}] = await Promise.all([once(`${path(name, 'inspections', String(inspection.number))}/ids`), predictions(name, inspection)]);
+      const [{ids}, {labels, predicted}] = await Promise.all([
+        once(`${path(name, 'inspections', String(inspection.number))}/ids`),
+        predictions(name, inspection),
+      ]);
       const [given, taken] = [Number(first), Number(second)];
-      return {title: `${findings.classes[given]}, taken for ${findings.classes[taken]}`, ids: ids.filter((/** @type {string} */ _, /** @type {number} */ i) => labels[i] === given && predicted[i] === taken)};
+      return {
+        title: `${findings.classes[given]}, taken for ${findings.classes[taken]}`,
+        ids: ids.filter(
+          (/** @type {string} */ _, /** @type {number} */ i) => labels[i] === given && predicted[i] === taken,
+        ),
+      };
     }
-    default: return null;
+    default:
+      return null;
   }
 }
 
-/** Groups of copies: equal pixels first, then near duplicates. @param {any} findings @returns {{items: string[], score: number, exact: boolean}[]} */
+/**
+ * Groups of copies: equal pixels first, then near duplicates.
+ * @param {any} findings
+ * @returns {{items: string[], score: number, exact: boolean}[]}
+ */
 export function duplicates(findings) {
   const marked = (/** @type {any[]} */ groups, /** @type {boolean} */ exact) => groups.map(one => ({...one, exact}));
   return [...marked(findings.exact_duplicates, true), ...marked(findings.near_duplicates, false)];

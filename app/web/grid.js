@@ -11,9 +11,24 @@ const MARGIN = 600; // pixels above and below the screen in which images are loa
 const BELOW = 'No better than chance from here';
 
 /** What the keys of the grid do, for people. */
-export const KEYS = [['Arrows, Home, End', 'go to another image'], ['Enter', 'open it next to the grid'], ['V', 'open it on the whole screen'], ['S', 'find similar images'],
-  ['+ and −', 'more or less like this'], ['Space', 'select'], ['Shift + arrows', 'select several'], ['Ctrl + A', 'select all'], ['1 to 9', 'label, and go to the next'], ['L', 'choose a label'],
-  ['Delete', 'delete'], ['Ctrl + Z', 'undo'], ['Escape', 'close, select none, or end the search'], ['/', 'search by an image'], ['?', 'show this list']];
+export const KEYS = [
+  ['Arrows, Home, End', 'go to another image'],
+  ['Enter', 'open it next to the grid'],
+  ['V', 'open it on the whole screen'],
+  ['S', 'find similar images'],
+  ['+ and −', 'more or less like this'],
+  ['Space', 'select'],
+  ['Shift + arrows', 'select several'],
+  ['Ctrl + A', 'select all'],
+  ['1 to 9', 'label, and go to the next'],
+  ['L', 'choose a label'],
+  ['Delete', 'delete'],
+  ['Ctrl + Z', 'undo'],
+  ['Ctrl + Shift + Z', 'do again'],
+  ['Escape', 'close, select none, or end the search'],
+  ['/', 'search by an image'],
+  ['?', 'show this list'],
+];
 
 class ImageGrid extends HTMLElement {
   /**
@@ -33,15 +48,36 @@ class ImageGrid extends HTMLElement {
     this.anchor = 0;
     this.tiles = make('div', {role: 'presentation'});
     this.headings = make('div', {'aria-hidden': 'true'});
-    this.sheet = make('div', {class: 'sheet', role: 'listbox', tabindex: 0, 'aria-label': 'Images', 'aria-multiselectable': 'true',
-      onclick: (/** @type {MouseEvent} */ event) => this._click(event), ondblclick: () => { if (explorer.focus !== null && !explorer.selected.size) viewer.open(explorer.focus, true); },
-      onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), oncontextmenu: (/** @type {MouseEvent} */ event) => this._hold(event),
-      onpointerover: (/** @type {PointerEvent} */ event) => this._onRow(/** @type {Element} */ (event.target), row => this._showActions(row)),
-      onfocus: () => { if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]); }}, this.headings, this.tiles);
-    this.actions = make('div', {class: 'actions', role: 'toolbar', 'aria-label': 'Actions on an image', hidden: true},
+    this.sheet = make(
+      'div',
+      {
+        class: 'sheet',
+        role: 'listbox',
+        tabindex: 0,
+        'aria-label': 'Images',
+        'aria-multiselectable': 'true',
+        onclick: (/** @type {MouseEvent} */ event) => this._click(event),
+        ondblclick: () => {
+          if (explorer.focus !== null && !explorer.selected.size) viewer.open(explorer.focus, true);
+        },
+        onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event),
+        oncontextmenu: (/** @type {MouseEvent} */ event) => this._hold(event),
+        onpointerover: (/** @type {PointerEvent} */ event) =>
+          this._onRow(/** @type {Element} */ (event.target), row => this._showActions(row)),
+        onfocus: () => {
+          if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]);
+        },
+      },
+      this.headings,
+      this.tiles,
+    );
+    this.actions = make(
+      'div',
+      {class: 'actions', role: 'toolbar', 'aria-label': 'Actions on an image', hidden: true},
       button('similar', 'Find similar images', () => explorer.similarTo(this.acted), {quiet: true}),
       button('add', 'More like this', () => explorer.refine([this.acted], 'positive'), {quiet: true}),
-      button('less', 'Less like this', () => explorer.refine([this.acted], 'negative'), {quiet: true}));
+      button('less', 'Less like this', () => explorer.refine([this.acted], 'negative'), {quiet: true}),
+    );
     for (const one of this.actions.children) one.tabIndex = -1; // the keys of the grid do the same
     this.acted = 0;
     /** Where the pointer is. @type {[number, number] | null} */
@@ -49,15 +85,31 @@ class ImageGrid extends HTMLElement {
     /** @type {number[]} */
     this.shown = [];
     this.empty = make('p', {class: 'empty', hidden: true});
-    this.scroller = make('div', {class: 'scroller', onscroll: () => this._draw(),
-      onpointermove: (/** @type {PointerEvent} */ event) => { this.pointer = [event.clientX, event.clientY]; },
-      onpointerleave: () => { this.actions.hidden = true; this.pointer = null; }},
-      this.sheet, this.actions, this.empty);
+    this.scroller = make(
+      'div',
+      {
+        class: 'scroller',
+        onscroll: () => this._draw(),
+        onpointermove: (/** @type {PointerEvent} */ event) => {
+          this.pointer = [event.clientX, event.clientY];
+        },
+        onpointerleave: () => {
+          this.actions.hidden = true;
+          this.pointer = null;
+        },
+      },
+      this.sheet,
+      this.actions,
+      this.empty,
+    );
     this.replaceChildren(this.scroller);
     explorer.addEventListener('view', () => this.relayout());
     explorer.addEventListener('rows', () => this._draw()); // of new labels
     explorer.addEventListener('selection', () => this._mark());
-    explorer.addEventListener('focus', () => { this._mark(); this._reveal(); });
+    explorer.addEventListener('focus', () => {
+      this._mark();
+      this._reveal();
+    });
     explorer.addEventListener('query', () => this.classList.toggle('waiting', explorer.searching));
     new ResizeObserver(() => this.relayout(true)).observe(this.scroller);
   }
@@ -76,43 +128,70 @@ class ImageGrid extends HTMLElement {
     const before = this.lines[lineAt(this.lines, scroller.scrollTop)];
     const offset = before ? scroller.scrollTop - before.top : 0;
     const above = before ? this.shown.slice(0, before.start + 1).filter(row => !explorer.rows.deleted.has(row)) : [];
-    const view = this.shown = explorer.view, {matches, group} = explorer;
+    const view = (this.shown = explorer.view),
+      {matches, group} = explorer;
     const isBelow = (/** @type {number} */ place) => (matches?.get(view[place])?.percentile ?? 1) < CHANCE;
-    const heading = group ? (/** @type {number} */ place) => `${nameOf(group)}: ${explorer.rows.text(explorer.groupOf(view[place]))}`
-      : matches && explorer.order === 'stored' ? (/** @type {number} */ place) => (isBelow(place) ? BELOW : '') : () => '';
+    const heading = group
+      ? (/** @type {number} */ place) => `${nameOf(group)}: ${explorer.rows.text(explorer.groupOf(view[place]))}`
+      : matches && explorer.order === 'stored'
+        ? (/** @type {number} */ place) => (isBelow(place) ? BELOW : '')
+        : () => '';
     ({side: this.side, lines: this.lines} = layOut(view.length, scroller.clientWidth - 2 * GAP, this.size, heading));
     const last = this.lines.at(-1);
     this.sheet.style.height = `${last ? last.top + last.height : 0}px`;
     // what is above stays there if it did not change, such as after a label, a deletion or more matches
-    const isStill = above.length > 0 && (stay || !explorer.rows.complete || above.every((row, place) => row === view[place]));
+    const isStill =
+      above.length > 0 && (stay || !explorer.rows.complete || above.every((row, place) => row === view[place]));
     const line = isStill ? this.lines.find(one => one.end >= above.length && one.heading === undefined) : undefined;
     scroller.scrollTop = line ? line.top + offset : 0;
     if (!explorer.searching) this.classList.remove('waiting'); // else this layout is of the matches before
     this.empty.hidden = view.length > 0 || !explorer.rows.complete;
-    this.empty.textContent = explorer.rows.ids.length ? 'No image passes the filters.' : 'This collection is empty: drop images here.';
+    this.empty.textContent = explorer.rows.ids.length
+      ? 'No image passes the filters.'
+      : 'This collection is empty: drop images here.';
     this._draw();
   }
 
   _draw() {
     const {explorer, scroller, lines} = this;
     this.actions.hidden = true;
-    const top = scroller.scrollTop, bottom = top + scroller.clientHeight;
+    const top = scroller.scrollTop,
+      bottom = top + scroller.clientHeight;
     const near = lines.slice(lineAt(lines, top - MARGIN)).filter(line => line.top < bottom + MARGIN);
-    keyed(this.headings, near.filter(line => line.heading), line => line.heading, (line, before) => {
-      const heading = before ?? make('div', {class: line.heading === BELOW ? 'heading chance' : 'heading'}, line.heading);
-      heading.style.top = `${line.top}px`;
-      return heading;
-    });
-    const placed = near.flatMap(line => explorer.view.slice(line.start, line.end).map((row, i) => ({row, line, place: line.start + i})));
-    keyed(this.tiles, placed, one => one.row, ({row, line, place}, before) => {
-      const tile = before ?? this._tile(row);
-      Object.assign(tile.style, {left: `${GAP + (place - line.start) * (this.side + GAP)}px`, top: `${line.top}px`, width: `${this.side}px`, height: `${this.side}px`});
-      tile.ariaPosInSet = place + 1;
-      tile.ariaSetSize = explorer.view.length;
-      this._describe(tile, row);
-      return tile;
-    });
-    for (const tile of this.tiles.children) if (!tile.firstChild.src) explorer.rows.thumbnails.show(tile.firstChild, Number(tile.dataset.row));
+    keyed(
+      this.headings,
+      near.filter(line => line.heading),
+      line => line.heading,
+      (line, before) => {
+        const heading =
+          before ?? make('div', {class: line.heading === BELOW ? 'heading chance' : 'heading'}, line.heading);
+        heading.style.top = `${line.top}px`;
+        return heading;
+      },
+    );
+    const placed = near.flatMap(line =>
+      explorer.view.slice(line.start, line.end).map((row, i) => ({row, line, place: line.start + i})),
+    );
+    keyed(
+      this.tiles,
+      placed,
+      one => one.row,
+      ({row, line, place}, before) => {
+        const tile = before ?? this._tile(row);
+        Object.assign(tile.style, {
+          left: `${GAP + (place - line.start) * (this.side + GAP)}px`,
+          top: `${line.top}px`,
+          width: `${this.side}px`,
+          height: `${this.side}px`,
+        });
+        tile.ariaPosInSet = place + 1;
+        tile.ariaSetSize = explorer.view.length;
+        this._describe(tile, row);
+        return tile;
+      },
+    );
+    for (const tile of this.tiles.children)
+      if (!tile.firstChild.src) explorer.rows.thumbnails.show(tile.firstChild, Number(tile.dataset.row));
     this._mark();
     // what is under the pointer now, without a move of it
     const under = this.pointer && document.elementsFromPoint(...this.pointer).find(one => one.matches('.tile'));
@@ -122,25 +201,45 @@ class ImageGrid extends HTMLElement {
 
   /** @param {number} row @returns {HTMLElement} */
   _tile(row) {
-    const tile = make('div', {role: 'option', id: `row-${row}`, class: 'tile', 'data-row': row, 'data-id': this.explorer.rows.ids[row], 'aria-selected': 'false'},
-      make('img', {alt: '', decoding: 'async', onerror: () => tile.classList.add('broken')}), make('span', {class: 'box', 'aria-hidden': 'true'}),
-      make('span', {class: 'score', 'aria-hidden': 'true'}), make('span', {class: 'tag', 'aria-hidden': 'true'}));
+    const tile = make(
+      'div',
+      {
+        role: 'option',
+        id: `row-${row}`,
+        class: 'tile',
+        'data-row': row,
+        'data-id': this.explorer.rows.ids[row],
+        'aria-selected': 'false',
+      },
+      make('img', {alt: '', decoding: 'async', onerror: () => tile.classList.add('broken')}),
+      make('span', {class: 'box', 'aria-hidden': 'true'}),
+      make('span', {class: 'score', 'aria-hidden': 'true'}),
+      make('span', {class: 'tag', 'aria-hidden': 'true'}),
+    );
     return tile;
   }
 
   /** Show the label of a tile, and how similar it is. @param {any} tile @param {number} row */
   _describe(tile, row) {
-    const {explorer: {matches, rows, field}} = this, [, , score, tag] = tile.children;
-    const match = matches?.get(row), how = match && similarity(match.percentile), label = rows.metadata[row][field] ?? '';
-    tile.ariaLabel = [rows.title(row), label, how?.words ?? match?.score.toFixed(3)].filter(one => one !== undefined && one !== '').join(', ');
-    score.textContent = how ? '●●●○○○'.slice(3 - how.steps, 6 - how.steps) : match?.score.toFixed(3) ?? '';
+    const {
+        explorer: {matches, rows, field},
+      } = this,
+      [, , score, tag] = tile.children;
+    const match = matches?.get(row),
+      how = match && similarity(match.percentile),
+      label = rows.metadata[row][field] ?? '';
+    tile.ariaLabel = [rows.title(row), label, how?.words ?? match?.score.toFixed(3)]
+      .filter(one => one !== undefined && one !== '')
+      .join(', ');
+    score.textContent = how ? '●●●○○○'.slice(3 - how.steps, 6 - how.steps) : (match?.score.toFixed(3) ?? '');
     score.title = how?.words ?? '';
     tag.textContent = label;
   }
 
   /** Show what is selected and focused. */
   _mark() {
-    const {explorer} = this, asked = new Set(explorer.query.positive.map(one => one.id));
+    const {explorer} = this,
+      asked = new Set(explorer.query.positive.map(one => one.id));
     for (const tile of this.tiles.children) {
       const row = Number(tile.dataset.row);
       tile.ariaSelected = String(explorer.selected.has(row));
@@ -155,11 +254,13 @@ class ImageGrid extends HTMLElement {
 
   /** Bring the focused image to the screen. */
   _reveal() {
-    const {explorer, scroller} = this, place = explorer.focus === null ? -1 : explorer.view.indexOf(explorer.focus);
+    const {explorer, scroller} = this,
+      place = explorer.focus === null ? -1 : explorer.view.indexOf(explorer.focus);
     const line = this.lines.find(one => one.start <= place && place < one.end);
     if (!line) return;
     if (line.top < scroller.scrollTop) scroller.scrollTop = line.top;
-    else if (line.top + line.height > scroller.scrollTop + scroller.clientHeight) scroller.scrollTop = line.top + line.height - scroller.clientHeight;
+    else if (line.top + line.height > scroller.scrollTop + scroller.clientHeight)
+      scroller.scrollTop = line.top + line.height - scroller.clientHeight;
   }
 
   /** @param {number} row */
@@ -180,11 +281,13 @@ class ImageGrid extends HTMLElement {
 
   /** @param {MouseEvent} event */
   _click(event) {
-    const {explorer} = this, target = /** @type {Element} */ (event.target);
+    const {explorer} = this,
+      target = /** @type {Element} */ (event.target);
     if (event.detail > 1) return; // the second one of a double click, below which another image may have come
     this._onRow(target, row => {
       if (event.shiftKey) this._selectTo(row);
-      else if (target.matches('.box') || event.ctrlKey || event.metaKey || explorer.selected.size > 0) this._toggle(row);
+      else if (target.matches('.box') || event.ctrlKey || event.metaKey || explorer.selected.size > 0)
+        this._toggle(row);
       else this.viewer.open(row);
     });
   }
@@ -213,28 +316,44 @@ class ImageGrid extends HTMLElement {
   get chosen() {
     const {explorer} = this;
     if (explorer.selected.size) return [...explorer.selected];
-    return explorer.focus !== null && explorer.view.includes(explorer.focus) ? [explorer.focus] : explorer.view.slice(0, 1);
+    return explorer.focus !== null && explorer.view.includes(explorer.focus)
+      ? [explorer.focus]
+      : explorer.view.slice(0, 1);
   }
 
   /** @param {KeyboardEvent} event */
   _key(event) {
     const {explorer, viewer, labels, chosen} = this;
     if (event.altKey || (event.key !== 'a' && (event.ctrlKey || event.metaKey)) || !explorer.view.length) return;
-    const place = Math.max(0, explorer.focus === null ? 0 : explorer.view.indexOf(explorer.focus)), row = explorer.view[place];
+    const place = Math.max(0, explorer.focus === null ? 0 : explorer.view.indexOf(explorer.focus)),
+      row = explorer.view[place];
     const move = (/** @type {number} */ to) => () => this._move(place, to, event.shiftKey);
     const screen = Math.max(1, Math.floor(this.scroller.clientHeight / (this.side + GAP)) - 1);
     /** @type {Record<string, () => void>} */
     const keys = {
-      ArrowRight: move(place + 1), ArrowLeft: move(place - 1), ArrowDown: move(this._across(place, 1)), ArrowUp: move(this._across(place, -1)),
-      Home: move(0), End: move(explorer.view.length - 1), PageDown: move(this._across(place, screen)), PageUp: move(this._across(place, -screen)),
+      ArrowRight: move(place + 1),
+      ArrowLeft: move(place - 1),
+      ArrowDown: move(this._across(place, 1)),
+      ArrowUp: move(this._across(place, -1)),
+      Home: move(0),
+      End: move(explorer.view.length - 1),
+      PageDown: move(this._across(place, screen)),
+      PageUp: move(this._across(place, -screen)),
       Enter: () => viewer.open(row),
       v: () => viewer.open(row, true),
       s: () => explorer.similarTo(row),
       ' ': () => this._toggle(row),
       '+': () => explorer.refine([row], 'positive'),
       '-': () => explorer.refine([row], 'negative'),
-      a: () => { if (event.ctrlKey || event.metaKey) explorer.select(explorer.view); },
-      Escape: () => (viewer.isOpen ? viewer.close() : explorer.selected.size ? explorer.select([]) : explorer.search({positive: [], negative: []})),
+      a: () => {
+        if (event.ctrlKey || event.metaKey) explorer.select(explorer.view);
+      },
+      Escape: () =>
+        viewer.isOpen
+          ? viewer.close()
+          : explorer.selected.size
+            ? explorer.select([])
+            : explorer.search({positive: [], negative: []}),
     };
     if (labels) Object.assign(keys, {l: () => labels.ask(chosen), Delete: () => deleteRows(explorer, chosen)});
     const isLabel = labels?.press(event.key, chosen);

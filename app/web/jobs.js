@@ -6,14 +6,24 @@ import {button, count, keyed, make} from './dom.js';
 function phaseOf(job) {
   if (job.state === 'queued') return 'Waiting for other jobs';
   const left = job.eta_s ? `, ${Math.ceil(job.eta_s)} s left` : '';
-  return job.progress.phase ?? (job.total ? `${job.done.toLocaleString('en')} of ${job.total.toLocaleString('en')}${left}` : 'Starting');
+  return (
+    job.progress.phase ??
+    (job.total ? `${job.done.toLocaleString('en')} of ${job.total.toLocaleString('en')}${left}` : 'Starting')
+  );
 }
 
 /** A bar that only grows, with the phase of a job and a button that cancels it. @param {string} label */
 export function jobBar(label) {
-  const bar = make('progress', {max: 1, 'aria-label': label}), text = make('span', {class: 'note', role: 'status'});
+  const bar = make('progress', {max: 1, 'aria-label': label}),
+    text = make('span', {class: 'note', role: 'status'});
   let job = '';
-  const element = make('span', {class: 'job-bar', hidden: true}, bar, text, button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`), {quiet: true}));
+  const element = make(
+    'span',
+    {class: 'job-bar', hidden: true},
+    bar,
+    text,
+    button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`), {quiet: true}),
+  );
   /** Show a job until it ends, and return its result. @param {string} id */
   const follow = async id => {
     job = id;
@@ -33,36 +43,68 @@ export function jobBar(label) {
 
 /** The list of the last jobs; a click on one shows its result. @param {boolean} canWrite */
 export function jobList(canWrite) {
-  const list = make('ul', {}), empty = make('p', {class: 'empty'}, 'No job has run yet.');
-  return {element: make('div', {class: 'jobs'}, empty, list), draw: async () => {
-    const {jobs} = await rest('GET', 'jobs', {query: {limit: 20}});
-    empty.hidden = jobs.length > 0;
-    keyed(list, jobs, job => job.id, (job, before) => {
-      const line = before ?? jobLine(job, canWrite);
-      line.draw(job);
-      return line;
-    });
-  }};
+  const list = make('ul', {}),
+    empty = make('p', {class: 'empty'}, 'No job has run yet.');
+  return {
+    element: make('div', {class: 'jobs'}, empty, list),
+    draw: async () => {
+      const {jobs} = await rest('GET', 'jobs', {query: {limit: 20}});
+      empty.hidden = jobs.length > 0;
+      keyed(
+        list,
+        jobs,
+        job => job.id,
+        (job, before) => {
+          const line = before ?? jobLine(job, canWrite);
+          line.draw(job);
+          return line;
+        },
+      );
+    },
+  };
 }
 
 /** @param {import('./api.js').Job} job @param {boolean} canWrite */
 function jobLine({id, kind, params, created}, canWrite) {
-  const state = make('span'), bar = make('progress', {max: 1, 'aria-label': `Progress of ${kind}`}), problem = make('span', {class: 'problem'}), result = make('div', {class: 'result'});
-  const toggle = make('button', {type: 'button', class: 'plain', 'aria-expanded': 'false', onclick: async () => {
-    const shown = toggle.getAttribute('aria-expanded') === 'true';
-    toggle.setAttribute('aria-expanded', String(!shown));
-    result.replaceChildren(...(shown ? [] : resultOf(await rest('GET', `jobs/${id}`))));
-  }}, 'Details');
+  const state = make('span'),
+    bar = make('progress', {max: 1, 'aria-label': `Progress of ${kind}`}),
+    problem = make('span', {class: 'problem'}),
+    result = make('div', {class: 'result'});
+  const toggle = make(
+    'button',
+    {
+      type: 'button',
+      class: 'plain',
+      'aria-expanded': 'false',
+      onclick: async () => {
+        const shown = toggle.getAttribute('aria-expanded') === 'true';
+        toggle.setAttribute('aria-expanded', String(!shown));
+        result.replaceChildren(...(shown ? [] : resultOf(await rest('GET', `jobs/${id}`))));
+      },
+    },
+    'Details',
+  );
   const cancel = canWrite ? button('close', `Cancel ${kind}`, () => rest('DELETE', `jobs/${id}`), {quiet: true}) : '';
-  const line = make('li', {}, make('strong', {}, kind.replace('_', ' ')), make('span', {}, [params.collection, params.file].filter(Boolean).join(', ')), state, bar,
-    make('time', {datetime: new Date(1000 * created).toISOString(), class: 'note'}, timeOf(created)), problem, toggle, cancel, result);
+  const line = make(
+    'li',
+    {},
+    make('strong', {}, kind.replace('_', ' ')),
+    make('span', {}, [params.collection, params.file].filter(Boolean).join(', ')),
+    state,
+    bar,
+    make('time', {datetime: new Date(1000 * created).toISOString(), class: 'note'}, timeOf(created)),
+    problem,
+    toggle,
+    cancel,
+    result,
+  );
   line.draw = (/** @type {import('./api.js').Job} */ job) => {
     const isRunning = ['queued', 'running'].includes(job.state);
     line.className = job.state;
     state.textContent = isRunning ? phaseOf(job) : job.state;
     bar.hidden = !isRunning || !job.total;
     if (job.total) bar.value = Math.max(bar.value, job.done / job.total);
-    problem.textContent = job.error ? job.error.detail ?? String(job.error) : '';
+    problem.textContent = job.error ? (job.error.detail ?? String(job.error)) : '';
     toggle.hidden = isRunning;
     if (cancel) cancel.hidden = !isRunning;
   };
@@ -71,12 +113,56 @@ function jobLine({id, kind, params, created}, canWrite) {
 
 /** A sentence on the result, the rest as a list, and a link to the collection. @param {import('./api.js').Job} job */
 function resultOf({kind, params, result}) {
-  const {collection, added, replaced, unchanged, removed, errors_count: refused, items, ...rest} = /** @type {Record<string, any>} */ (result ?? params);
-  const parts = [[added, 'added'], [replaced, 'replaced'], [unchanged, 'unchanged'], [removed, 'removed'], [refused, 'refused']].filter(([number]) => number !== undefined).map(([number, what]) => `${number} ${what}`);
-  const text = parts.length ? `${parts.join(', ')}.` : items !== undefined && typeof items === 'number' ? `${count(items, 'image')}.` : '';
-  const entries = Object.entries(rest).filter(([, value]) => value !== null && JSON.stringify(value) !== '[]' && JSON.stringify(value) !== '{}');
-  return [make('p', {}, text, ' ', collection ? make('a', {href: `#/${kind === 'inspection' ? 'insights' : 'explore'}/${encodeURIComponent(collection)}`}, `Open ${collection}`) : ''),
-    make('dl', {}, ...entries.flatMap(([key, value]) => [make('dt', {}, key.replaceAll('_', ' ')), make('dd', {}, textOf(key, value))]))];
+  const {
+    collection,
+    added,
+    replaced,
+    unchanged,
+    removed,
+    errors_count: refused,
+    items,
+    ...rest
+  } = /** @type {Record<string, any>} */ (result ?? params);
+  const parts = [
+    [added, 'added'],
+    [replaced, 'replaced'],
+    [unchanged, 'unchanged'],
+    [removed, 'removed'],
+    [refused, 'refused'],
+  ]
+    .filter(([number]) => number !== undefined)
+    .map(([number, what]) => `${number} ${what}`);
+  const text = parts.length
+    ? `${parts.join(', ')}.`
+    : items !== undefined && typeof items === 'number'
+      ? `${count(items, 'image')}.`
+      : '';
+  const entries = Object.entries(rest).filter(
+    ([, value]) => value !== null && JSON.stringify(value) !== '[]' && JSON.stringify(value) !== '{}',
+  );
+  return [
+    make(
+      'p',
+      {},
+      text,
+      ' ',
+      collection
+        ? make(
+            'a',
+            {href: `#/${kind === 'inspection' ? 'insights' : 'explore'}/${encodeURIComponent(collection)}`},
+            `Open ${collection}`,
+          )
+        : '',
+    ),
+    make(
+      'dl',
+      {},
+      ...entries.flatMap(([key, value]) => [
+        make('dt', {}, key.replaceAll('_', ' ')),
+        make('dd', {}, textOf(key, value)),
+      ]),
+    ),
+  ];
 }
 
 /** @param {string} key @param {any} value */

@@ -10,7 +10,11 @@ const MAX_COLUMNS = 64; // of a table, in one request
 const channel = new BroadcastChannel('label keys');
 
 export class Labels extends EventTarget {
-  /** Events: `keys`. @param {import('./explorer.js').Explorer} explorer @param {any[]} keys the labels of the keys, as the server has them */
+  /**
+   * Events: `keys`.
+   * @param {import('./explorer.js').Explorer} explorer
+   * @param {any[]} keys the labels of the keys, as the server has them
+   */
   constructor(explorer, keys) {
     super();
     this.explorer = explorer;
@@ -20,7 +24,9 @@ export class Labels extends EventTarget {
     this.saved = keys;
     this.saving = Promise.resolve();
     explorer.addEventListener('rows', () => this._assign());
-    const reload = () => { this.saving = this.saving.then(() => this._load()).catch(() => {}); };
+    const reload = () => {
+      this.saving = this.saving.then(() => this._load()).catch(() => {});
+    };
     channel.addEventListener('message', reload, {signal: explorer.closing});
     addEventListener('focus', reload, {signal: explorer.closing});
   }
@@ -42,7 +48,8 @@ export class Labels extends EventTarget {
 
   /** Read the labels of the keys again: somebody else may have changed them. */
   async _load() {
-    const {field} = this, {labels} = await rest('GET', path(this.explorer.name, 'label-keys'), {query: {field}});
+    const {field} = this,
+      {labels} = await rest('GET', path(this.explorer.name, 'label-keys'), {query: {field}});
     if (field !== this.field) return;
     this.saved = labels;
     this.keys = padded(labels);
@@ -51,32 +58,41 @@ export class Labels extends EventTarget {
 
   /** Change the labels of the keys, for everybody. @param {any[]} keys */
   setKeys(keys) {
-    const {field, explorer: {name}} = this;
+    const {
+      field,
+      explorer: {name},
+    } = this;
     this.keys = keys;
     this.dispatchEvent(new Event('keys'));
-    this.saving = this.saving.then(async () => {
-      if (field !== this.field) return;
-      try {
-        await rest('PUT', path(name, 'label-keys'), {json: {field, labels: keys, expected: this.saved}});
-        this.saved = keys;
-        channel.postMessage(name);
-      } catch (error) {
-        const code = error instanceof ApiError ? error.code : '';
-        if (code === 'read_only') return; // a server of several keeps no records: the keys hold until the page is left
-        if (code !== 'metadata_conflict') throw error;
-        await this._load();
-        this._assign();
-      }
-    }).catch(sayError);
+    this.saving = this.saving
+      .then(async () => {
+        if (field !== this.field) return;
+        try {
+          await rest('PUT', path(name, 'label-keys'), {json: {field, labels: keys, expected: this.saved}});
+          this.saved = keys;
+          channel.postMessage(name);
+        } catch (error) {
+          const code = error instanceof ApiError ? error.code : '';
+          // a server of several keeps no records: the keys hold until the page is left
+          if (code === 'read_only') return;
+          if (code !== 'metadata_conflict') throw error;
+          await this._load();
+          this._assign();
+        }
+      })
+      .catch(sayError);
   }
 
   /** Give labels without a key the free keys, and then those of labels that no image has. */
   _assign() {
     if (!this.explorer.rows.complete) return;
-    const {known} = this, keys = [...this.keys], before = JSON.stringify(keys);
+    const {known} = this,
+      keys = [...this.keys],
+      before = JSON.stringify(keys);
     for (const label of known.slice(0, KEYS)) {
       if (keys.includes(label)) continue;
-      const empty = keys.indexOf(null), free = empty < 0 ? keys.findIndex(one => !known.includes(one)) : empty;
+      const empty = keys.indexOf(null),
+        free = empty < 0 ? keys.findIndex(one => !known.includes(one)) : empty;
       if (free < 0) break;
       keys[free] = label;
     }
@@ -92,7 +108,10 @@ export class Labels extends EventTarget {
     this.explorer.emit('rows'); // the tiles show other labels
   }
 
-  /** The label that a text means: an existing one that reads so, else one of the type that all have. @param {string} text */
+  /**
+   * The label that a text means: an existing one that reads so, else one of the type that all have.
+   * @param {string} text
+   */
   parse(text) {
     return typed(text, this.known);
   }
@@ -102,77 +121,210 @@ export class Labels extends EventTarget {
    * @param {number[]} rows @param {any} label
    */
   give(rows, label) {
-    const {explorer: {rows: all, name}, field} = this, who = rows.length === 1 ? all.title(rows[0]) : count(rows.length, 'image');
+    const {
+        explorer: {rows: all, name},
+        field,
+      } = this,
+      who = rows.length === 1 ? all.title(rows[0]) : count(rows.length, 'image');
     const values = new Map(rows.map(row => [all.ids[row], {[field]: label}]));
-    return write(name, label === null ? `${who}: ${field} removed` : `${who}: ${field} ${label}`, values, id => all.of(id));
+    return write(name, label === null ? `${who}: ${field} removed` : `${who}: ${field} ${label}`, values, id =>
+      all.of(id),
+    );
   }
 
   /** Ask for a label of items. @param {number[]} rows */
   ask(rows) {
-    const names = make('datalist', {id: 'known-labels'}, ...this.known.slice(0, 200).map(label => make('option', {value: label})));
+    const names = make(
+      'datalist',
+      {id: 'known-labels'},
+      ...this.known.slice(0, 200).map(label => make('option', {value: label})),
+    );
     const input = make('input', {list: 'known-labels', 'aria-label': 'Label', placeholder: 'label', maxlength: 200});
-    const field = make('input', {value: this.field, maxlength: 100, onchange: async () => { await this._setField(field.value.trim() || 'label'); drawKeys(); preview(); }});
+    const field = make('input', {
+      value: this.field,
+      maxlength: 100,
+      onchange: async () => {
+        await this._setField(field.value.trim() || 'label');
+        drawKeys();
+        preview();
+      },
+    });
     const table = make('input', {type: 'file', accept: '.csv,.tsv,.txt,text/csv', onchange: () => preview()});
-    const columns = ['id or path', 'label or labels'].map(placeholder => make('input', {placeholder, onchange: () => preview()}));
+    const columns = ['id or path', 'label or labels'].map(placeholder =>
+      make('input', {placeholder, onchange: () => preview()}),
+    );
     const found = make('div', {class: 'stack', role: 'status'});
     const preview = async () => {
       if (!table.files[0]) return;
       found.textContent = 'Reading ...';
-      const own = found.firstChild, {text, columns: others, give} = await this.readTable(table.files[0], columns[0].value.trim(), columns[1].value.trim()).catch(error => ({text: error.message, columns: [], give: null}));
+      const own = found.firstChild,
+        {
+          text,
+          columns: others,
+          give,
+        } = await this.readTable(table.files[0], columns[0].value.trim(), columns[1].value.trim()).catch(error => ({
+          text: error.message,
+          columns: [],
+          give: null,
+        }));
       if (found.firstChild !== own) return; // the file or a column has changed since
       const whole = make('input', {type: 'checkbox', checked: others.length > 0});
-      found.replaceChildren(make('p', {}, text), others.length ? make('label', {class: 'row'}, whole, `Write the other columns, too: ${others.join(', ')}`) : '',
-        give ? make('button', {type: 'button', class: 'button strong', onclick: () => { dialog.close(); give(whole.checked); }}, 'Write the labels') : '');
+      found.replaceChildren(
+        make('p', {}, text),
+        others.length ? make('label', {class: 'row'}, whole, `Write the other columns, too: ${others.join(', ')}`) : '',
+        give
+          ? make(
+              'button',
+              {
+                type: 'button',
+                class: 'button strong',
+                onclick: () => {
+                  dialog.close();
+                  give(whole.checked);
+                },
+              },
+              'Write the labels',
+            )
+          : '',
+      );
     };
     const give = (/** @type {any} */ label) => {
       dialog.close();
       this.give(rows, label);
     };
-    const usual = make('div', {class: 'tools'}), own = make('div', {class: 'key-inputs'});
+    const usual = make('div', {class: 'tools'}),
+      own = make('div', {class: 'key-inputs'});
     const drawKeys = () => {
-      usual.replaceChildren(...this.keys.flatMap((label, place) => (label === null ? [] : [make('button', {type: 'button', class: 'button', onclick: () => give(label)},
-        make('kbd', {}, String(place + 1)), String(label))])));
-      own.replaceChildren(...this.keys.map((label, place) => {
-        const text = make('input', {value: label ?? '', list: 'known-labels', maxlength: 200, onchange: () => {
-          const chosen = text.value.trim() ? this.parse(text.value.trim()) : null;
-          this.setKeys(this.keys.map((one, at) => (at === place ? chosen : one === chosen ? null : one)));
-          drawKeys();
-        }});
-        return make('label', {class: 'row'}, make('kbd', {}, String(place + 1)), text);
-      }));
+      usual.replaceChildren(
+        ...this.keys.flatMap((label, place) =>
+          label === null
+            ? []
+            : [
+                make(
+                  'button',
+                  {type: 'button', class: 'button', onclick: () => give(label)},
+                  make('kbd', {}, String(place + 1)),
+                  String(label),
+                ),
+              ],
+        ),
+      );
+      own.replaceChildren(
+        ...this.keys.map((label, place) => {
+          const text = make('input', {
+            value: label ?? '',
+            list: 'known-labels',
+            maxlength: 200,
+            onchange: () => {
+              const chosen = text.value.trim() ? this.parse(text.value.trim()) : null;
+              this.setKeys(this.keys.map((one, at) => (at === place ? chosen : one === chosen ? null : one)));
+              drawKeys();
+            },
+          });
+          return make('label', {class: 'row'}, make('kbd', {}, String(place + 1)), text);
+        }),
+      );
     };
     drawKeys();
-    const dialog = openDialog(`Label ${count(rows.length, 'image')}`, make('div', {class: 'stack'}, make('form', {class: 'stack', onsubmit: (/** @type {Event} */ event) => {
-      event.preventDefault();
-      if (input.value.trim()) give(this.parse(input.value.trim()));
-    }}, names, make('div', {class: 'tools'}, input, make('button', {class: 'button strong'}, 'Label'), button('remove', 'Remove the label', () => give(null))), usual),
-    make('details', {}, make('summary', {}, 'Labels of the keys 1 to 9'), own),
-    make('details', {}, make('summary', {}, 'Another metadata key, or labels from a table'), make('div', {class: 'stack'}, make('label', {}, 'Metadata key', field),
-      make('label', {}, 'Labels from a table (CSV)', table), make('label', {}, 'Column of ids or paths', columns[0]), make('label', {}, 'Column of labels', columns[1]), found))));
+    const dialog = openDialog(
+      `Label ${count(rows.length, 'image')}`,
+      make(
+        'div',
+        {class: 'stack'},
+        make(
+          'form',
+          {
+            class: 'stack',
+            onsubmit: (/** @type {Event} */ event) => {
+              event.preventDefault();
+              if (input.value.trim()) give(this.parse(input.value.trim()));
+            },
+          },
+          names,
+          make(
+            'div',
+            {class: 'tools'},
+            input,
+            make('button', {class: 'button strong'}, 'Label'),
+            button('remove', 'Remove the label', () => give(null)),
+          ),
+          usual,
+        ),
+        make('details', {}, make('summary', {}, 'Labels of the keys 1 to 9'), own),
+        make(
+          'details',
+          {},
+          make('summary', {}, 'Another metadata key, or labels from a table'),
+          make(
+            'div',
+            {class: 'stack'},
+            make('label', {}, 'Metadata key', field),
+            make('label', {}, 'Labels from a table (CSV)', table),
+            make('label', {}, 'Column of ids or paths', columns[0]),
+            make('label', {}, 'Column of labels', columns[1]),
+            found,
+          ),
+        ),
+      ),
+    );
     input.focus();
   }
 
   /**
    * Let the server find the images that a table names.
    * @param {File} file @param {string} pathColumn of ids or paths, or '' @param {string} labelColumn or ''
-   * @returns {Promise<{text: string, columns: string[], give: ((whole: boolean) => void) | null}>} a description, the other columns, and what gives the labels, if there are any
+   * @returns {Promise<{text: string, columns: string[], give: ((whole: boolean) => void) | null}>} a description, the
+   *   other columns, and what gives the labels, if there are any
    */
   async readTable(file, pathColumn, labelColumn) {
-    const {explorer: {rows: all, name}, field} = this;
-    const query = {key: field, path_column: pathColumn || null, label_column: labelColumn || null, file_name: file.name, dry_run: true};
-    const read = (/** @type {any} */ more) => rest('POST', path(name, 'labels'), {query: {...query, ...more}, body: file, headers: {'Content-Type': 'text/csv'}});
-    const {values: labels, unmatched_rows: lost, unmatched_items: others, first_unmatched: [first], other_columns: columns} = await read({});
-    const more = columns.length ? (await read({label_column: null, columns: columns.slice(0, MAX_COLUMNS)})).values : {};
+    const {
+      explorer: {rows: all, name},
+      field,
+    } = this;
+    const query = {
+      key: field,
+      path_column: pathColumn || null,
+      label_column: labelColumn || null,
+      file_name: file.name,
+      dry_run: true,
+    };
+    const read = (/** @type {any} */ more) =>
+      rest('POST', path(name, 'labels'), {
+        query: {...query, ...more},
+        body: file,
+        headers: {'Content-Type': 'text/csv'},
+      });
+    const {
+      values: labels,
+      unmatched_rows: lost,
+      unmatched_items: others,
+      first_unmatched: [first],
+      other_columns: columns,
+    } = await read({});
+    const more = columns.length
+      ? (await read({label_column: null, columns: columns.slice(0, MAX_COLUMNS)})).values
+      : {};
     const left = lost ? `; ${count(lost, 'line')} of unknown images, such as ${first}` : '';
     const give = (/** @type {boolean} */ whole) => {
       const ids = new Set([...Object.keys(labels), ...(whole ? Object.keys(more) : [])]);
       const values = new Map([...ids].map(id => [id, {...(whole ? more[id] : {}), ...labels[id]}]));
       write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id));
     };
-    return {text: `${file.name} labels ${count(Object.keys(labels).length, 'image')}; ${count(others, 'image')} not in it${left}.`, columns, give: Object.keys(labels).length || Object.keys(more).length ? give : null};
+    return {
+      text:
+        `${file.name} labels ${count(Object.keys(labels).length, 'image')}; ` +
+        `${count(others, 'image')} not in it${left}.`,
+      columns,
+      give: Object.keys(labels).length || Object.keys(more).length ? give : null,
+    };
   }
 
-  /** Give the label of a key. @param {string} key @param {number[]} rows @returns {boolean} whether the key has a label */
+  /**
+   * Give the label of a key.
+   * @param {string} key
+   * @param {number[]} rows
+   * @returns {boolean} whether the key has a label
+   */
   press(key, rows) {
     const label = /^[1-9]$/.test(key) ? this.keys[Number(key) - 1] : null;
     if (label === null || !rows.length) return false;
@@ -188,14 +340,35 @@ class LabelKeys extends HTMLElement {
     super();
     const {explorer} = labels;
     const draw = () => {
-      const {keys, field} = labels, chosen = rows(), focused = [...this.children].indexOf(/** @type {any} */ (document.activeElement));
-      const buttons = keys.flatMap((label, place) => (label === null ? [] : [make('button', {type: 'button', class: 'button',
-        'aria-pressed': String(chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label)), onclick: () => {
-          if (rows().length) labels.give(rows(), label);
-        }}, make('kbd', {}, String(place + 1)), ` ${label}`)]));
-      const text = buttons.length ? `${field}${explorer.selected.size && chosen.length ? ` of ${count(chosen.length, explorer.selected.has(chosen[0]) ? 'selected image' : 'image')}` : ''}:` : 'L labels an image. Labels get the keys 1 to 9.';
-      this.replaceChildren(make('span', {class: 'note'}, text), ...buttons);
-      if (focused > 0) /** @type {HTMLElement} */ (this.children[focused])?.focus();
+      const {keys, field} = labels,
+        chosen = rows(),
+        focused = [...(this.lastElementChild?.children ?? [])].indexOf(/** @type {any} */ (document.activeElement));
+      const buttons = keys.flatMap((label, place) =>
+        label === null
+          ? []
+          : [
+              make(
+                'button',
+                {
+                  type: 'button',
+                  class: 'button',
+                  'aria-pressed': String(
+                    chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label),
+                  ),
+                  onclick: () => {
+                    if (rows().length) labels.give(rows(), label);
+                  },
+                },
+                make('kbd', {}, String(place + 1)),
+                ` ${label}`,
+              ),
+            ],
+      );
+      const one = explorer.selected.has(chosen[0]) ? 'selected image' : 'image';
+      const whose = explorer.selected.size && chosen.length ? ` of ${count(chosen.length, one)}` : '';
+      const text = buttons.length ? `${field}${whose}:` : 'L labels an image. Labels get the keys 1 to 9.';
+      this.replaceChildren(make('span', {class: 'note'}, text), make('div', {class: 'keys-row'}, ...buttons));
+      if (focused >= 0) /** @type {HTMLElement} */ (this.lastElementChild?.children[focused])?.focus();
     };
     this.role = 'group';
     this.ariaLabel = 'Labels of the keys';
@@ -210,9 +383,14 @@ function padded(keys) {
   return Array.from({length: KEYS}, (_, place) => keys[place] ?? null);
 }
 
-/** @param {string} text @param {any[]} values that exist @returns {any} the value that reads so, else one of the type that all have */
+/**
+ * @param {string} text
+ * @param {any[]} values that exist
+ * @returns {any} the value that reads so, else one of the type that all have
+ */
 export function typed(text, values) {
-  const same = values.find(value => String(value) === text), all = (/** @type {string} */ type) => values.length > 0 && values.every(value => typeof value === type);
+  const same = values.find(value => String(value) === text),
+    all = (/** @type {string} */ type) => values.length > 0 && values.every(value => typeof value === type);
   if (same !== undefined) return same;
   if (all('number') && text.trim() !== '' && Number.isFinite(Number(text))) return Number(text);
   return all('boolean') && ['true', 'false'].includes(text) ? text === 'true' : text;

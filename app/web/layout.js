@@ -21,10 +21,12 @@ export const HEADING = 34;
  * @returns {{side: number, lines: Line[]}} the width of a tile
  */
 export function layOut(length, width, target, headingOf) {
-  const columns = Math.max(1, Math.round((width + GAP) / (target + GAP))), side = (width + GAP) / columns - GAP;
+  const columns = Math.max(1, Math.round((width + GAP) / (target + GAP))),
+    side = (width + GAP) / columns - GAP;
   /** @type {Line[]} */
   const lines = [];
-  let top = 0, heading = '';
+  let top = 0,
+    heading = '';
   for (let start = 0, end; start < length; start = end) {
     const own = headingOf(start);
     if (own && own !== heading) {
@@ -41,7 +43,8 @@ export function layOut(length, width, target, headingOf) {
 
 /** Index of the last line that begins at or above a height. @param {Line[]} lines @param {number} y */
 export function lineAt(lines, y) {
-  let low = 0, high = lines.length;
+  let low = 0,
+    high = lines.length;
   while (low < high) {
     const middle = (low + high) >> 1;
     if (lines[middle].top <= y) low = middle + 1;

@@ -2,7 +2,7 @@
 import {ROOT, rest} from './api.js';
 import {button, make, sayError} from './dom.js';
 import './drops.js';
-import {announce, edits, undo, undoable} from './edits.js';
+import {announce, edits, redo, undo, undoable} from './edits.js';
 
 const TABS = {explore: 'Explore', insights: 'Insights', collections: 'Collections', training: 'Training', api: 'API'};
 const OF_COLLECTIONS = ['explore', 'insights'];
@@ -40,7 +40,8 @@ async function route() {
   opening = location.hash;
   shown?.leave();
   shown = null;
-  const own = ++turn, place = make('div', {class: 'place'});
+  const own = ++turn,
+    place = make('div', {class: 'place'});
   main.replaceChildren(place);
   drawTabs(page);
   try {
@@ -77,8 +78,17 @@ function home(page) {
 function drawTabs(page) {
   const name = location.hash.split('?')[0].split('/')[2];
   if (OF_COLLECTIONS.includes(page) && name) localStorage.setItem('collection', decodeURIComponent(name));
-  document.getElementById('tabs')?.replaceChildren(...Object.entries(TABS).map(([key, text]) =>
-    make('a', {href: OF_COLLECTIONS.includes(key) ? home(key) : `#/${key}`, 'aria-current': key === page ? 'page' : null}, text)));
+  document
+    .getElementById('tabs')
+    ?.replaceChildren(
+      ...Object.entries(TABS).map(([key, text]) =>
+        make(
+          'a',
+          {href: OF_COLLECTIONS.includes(key) ? home(key) : `#/${key}`, 'aria-current': key === page ? 'page' : null},
+          text,
+        ),
+      ),
+    );
 }
 
 async function start() {
@@ -89,11 +99,18 @@ async function start() {
     await fetch(new URL('logout', ROOT), {method: 'POST', redirect: 'manual'});
     location.reload();
   };
-  document.getElementById('state')?.append(own.read_only ? 'read-only' : '', own.key ? ` ${own.key}` : '',
-    own.key ? make('button', {type: 'button', class: 'plain', onclick: leave}, 'Log out') : '');
+  document
+    .getElementById('state')
+    ?.append(
+      own.read_only ? 'read-only' : '',
+      own.key ? ` ${own.key}` : '',
+      own.key ? make('button', {type: 'button', class: 'plain', onclick: leave}, 'Log out') : '',
+    );
   await session.changed();
   addEventListener('hashchange', route);
-  addEventListener('popstate', () => { if (shown?.page === 'explore') route(); });
+  addEventListener('popstate', () => {
+    if (shown?.page === 'explore') route();
+  });
   await route();
 }
 
@@ -110,17 +127,21 @@ edits.addEventListener('deleted', () => session.changed().then(() => announce('c
 document.getElementById('state')?.before(undoButton);
 drawUndo();
 addEventListener('keydown', event => {
-  const typing = /** @type {Element} */ (event.target).closest('textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])');
-  if (event.key.toLowerCase() !== 'z' || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey || typing) return;
+  const typing = /** @type {Element} */ (event.target).closest(
+    'textarea, input:not([type=range], [type=checkbox], [type=file], [type=radio])',
+  );
+  if (event.key.toLowerCase() !== 'z' || !(event.ctrlKey || event.metaKey) || event.altKey || typing) return;
   event.preventDefault();
-  undo();
+  if (event.shiftKey) redo();
+  else undo();
 });
 
 document.querySelector('.skip')?.addEventListener('click', event => {
   event.preventDefault();
   /** @type {HTMLElement} */ (document.querySelector('.sheet') ?? main).focus();
 });
-addEventListener('unhandledrejection', event => { // of an action that handles no error itself
+addEventListener('unhandledrejection', event => {
+  // of an action that handles no error itself
   event.preventDefault();
   sayError(event.reason);
 });

@@ -8,8 +8,10 @@ const POLL_MS = 3000;
 /** @param {HTMLElement} main */
 export async function showTraining(main) {
   document.title = 'Training · nnclr_hub';
-  const frame = make('iframe', {title: 'Report of the run', sandbox: '', hidden: true}), list = make('div', {class: 'jobs'});
-  let left = false, drawn = '';
+  const frame = make('iframe', {title: 'Report of the run', sandbox: '', hidden: true}),
+    list = make('div', {class: 'jobs'});
+  let left = false,
+    drawn = '';
   const report = (/** @type {import('./api.js').Schemas['RunResponse']} */ run) => {
     frame.hidden = false;
     frame.src = new URL(`api/v1/runs/${run.name.split('/').map(encodeURIComponent).join('/')}/report`, ROOT).href;
@@ -19,8 +21,23 @@ export async function showTraining(main) {
     const state = JSON.stringify(runs);
     if (state === drawn) return;
     drawn = state;
-    list.replaceChildren(runs.length ? make('ul', {}, ...runs.map((/** @type {import('./api.js').Schemas['RunResponse']} */ run) => runLine(run, report))) : make('p', {class: 'empty'}, 'No run to show. Train with ',
-      make('code', {}, 'nnclr pretrain small_cpu --data PHOTOS --out runs/first'), ', and start this server with ', make('code', {}, '--runs runs'), '.'));
+    list.replaceChildren(
+      runs.length
+        ? make(
+            'ul',
+            {},
+            ...runs.map((/** @type {import('./api.js').Schemas['RunResponse']} */ run) => runLine(run, report)),
+          )
+        : make(
+            'p',
+            {class: 'empty'},
+            'No run to show. Train with ',
+            make('code', {}, 'nnclr pretrain small_cpu --data PHOTOS --out runs/first'),
+            ', and start this server with ',
+            make('code', {}, '--runs runs'),
+            '.',
+          ),
+    );
   };
   const poll = async () => {
     if (left) return;
@@ -30,15 +47,35 @@ export async function showTraining(main) {
   main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'Training')), list, frame));
   await draw();
   setTimeout(poll, POLL_MS);
-  return {go: () => {}, leave: () => { left = true; }};
+  return {
+    go: () => {},
+    leave: () => {
+      left = true;
+    },
+  };
 }
 
-/** @param {import('./api.js').Schemas['RunResponse']} run @param {(run: import('./api.js').Schemas['RunResponse']) => void} report */
+/**
+ * @param {import('./api.js').Schemas['RunResponse']} run
+ * @param {(run: import('./api.js').Schemas['RunResponse']) => void} report
+ */
 function runLine(run, report) {
-  return make('li', {class: run.state}, make('strong', {}, run.name), make('span', {}, run.recipe), make('span', {}, run.state),
+  return make(
+    'li',
+    {class: run.state},
+    make('strong', {}, run.name),
+    make('span', {}, run.recipe),
+    make('span', {}, run.state),
     run.steps ? make('progress', {max: run.steps, value: run.step, 'aria-label': `Progress of ${run.name}`}) : null,
-    make('span', {}, Object.entries(run.figures).map(([key, value]) => `${key} ${Number(value).toPrecision(3)}`).join('  ')),
-    run.report ? make('button', {type: 'button', class: 'button', onclick: () => report(run)}, 'Report') : null);
+    make(
+      'span',
+      {},
+      Object.entries(run.figures)
+        .map(([key, value]) => `${key} ${Number(value).toPrecision(3)}`)
+        .join('  '),
+    ),
+    run.report ? make('button', {type: 'button', class: 'button', onclick: () => report(run)}, 'Report') : null,
+  );
 }
 
 /** @param {HTMLElement} main @param {{keyed: boolean}} session */
@@ -46,18 +83,44 @@ export async function showCalls(main, {keyed}) {
   document.title = 'API · nnclr_hub';
   const copy = async (/** @type {HTMLElement} */ shown) => {
     getSelection()?.selectAllChildren(shown);
-    if (!navigator.clipboard) return say('The text is selected: press Ctrl+C. Browsers copy for pages at https or localhost only.');
+    if (!navigator.clipboard)
+      return say('The text is selected: press Ctrl+C. Browsers copy for pages at https or localhost only.');
     await navigator.clipboard.writeText(shown.textContent ?? '');
     say('Copied.');
   };
   const block = (/** @type {string} */ title, /** @type {string} */ text) => {
     const shown = make('pre', {tabindex: 0, 'aria-label': title}, text);
-    return make('div', {class: 'code'}, shown, make('button', {type: 'button', class: 'button', onclick: () => copy(shown)}, `Copy ${title}`));
+    return make(
+      'div',
+      {class: 'code'},
+      shown,
+      make('button', {type: 'button', class: 'button', onclick: () => copy(shown)}, `Copy ${title}`),
+    );
   };
-  main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'API')),
-    make('p', {}, 'Everything that this page does is a call of the REST API. ', make('a', {href: new URL('docs', ROOT).href}, 'All routes')),
-    calls.length ? make('h2', {}, 'Your last actions') : make('p', {class: 'empty'}, 'What you do on the other pages appears here as commands to copy.'),
-    ...calls.map(call => make('article', {class: 'card'}, make('h3', {}, `${call.method} ${call.path.split('?')[0]}`),
-      block('curl', curlOf(call, location.origin, keyed)), block('Python', pythonOf(call, location.origin, keyed))))));
+  main.replaceChildren(
+    make(
+      'div',
+      {class: 'page'},
+      make('header', {}, make('h1', {}, 'API')),
+      make(
+        'p',
+        {},
+        'Everything that this page does is a call of the REST API. ',
+        make('a', {href: new URL('docs', ROOT).href}, 'All routes'),
+      ),
+      calls.length
+        ? make('h2', {}, 'Your last actions')
+        : make('p', {class: 'empty'}, 'What you do on the other pages appears here as commands to copy.'),
+      ...calls.map(call =>
+        make(
+          'article',
+          {class: 'card'},
+          make('h3', {}, `${call.method} ${call.path.split('?')[0]}`),
+          block('curl', curlOf(call, location.origin, keyed)),
+          block('Python', pythonOf(call, location.origin, keyed)),
+        ),
+      ),
+    ),
+  );
   return {go: () => {}, leave: () => {}};
 }

@@ -13,24 +13,39 @@ class QueryBar extends HTMLElement {
     this.explorer = explorer;
     /** Shows an example in the viewer. @type {(example: import('./explorer.js').Example) => void} */
     this.show = () => {};
-    this.file = make('input', {type: 'file', hidden: true, onchange: () => {
-      const [file] = this.file.files;
-      if (file) this.searchFile(file);
-      this.file.value = '';
-    }});
+    this.file = make('input', {
+      type: 'file',
+      hidden: true,
+      onchange: () => {
+        const [file] = this.file.files;
+        if (file) this.searchFile(file);
+        this.file.value = '';
+      },
+    });
     this.examples = make('div', {class: 'examples'});
     this.chips = make('div', {class: 'chips'});
     this.verdict = make('p', {class: 'verdict', role: 'status'});
-    this.replaceChildren(this.file,
-      make('div', {class: 'start'}, button('upload', 'Search by an image', () => this.file.click()),
-        button('camera', 'Take a photo', () => this._camera(), {quiet: true})),
-      make('div', {class: 'asked-for'}, this.examples, this.chips), this.verdict);
+    this.replaceChildren(
+      this.file,
+      make(
+        'div',
+        {class: 'start'},
+        button('upload', 'Search by an image', () => this.file.click()),
+        button('camera', 'Take a photo', () => this._camera(), {quiet: true}),
+      ),
+      make('div', {class: 'asked-for'}, this.examples, this.chips),
+      this.verdict,
+    );
     explorer.addEventListener('query', () => this._drawExamples());
     explorer.addEventListener('view', () => this._drawResult());
     this._drawExamples();
   }
 
-  /** @param {Blob} file @param {string} [name] @param {boolean} [isFile] whether it is a file on the disk of the caller */
+  /**
+   * @param {Blob} file
+   * @param {string} [name]
+   * @param {boolean} [isFile] whether it is a file on the disk of the caller
+   */
   async searchFile(file, name = file instanceof File ? file.name : 'image', isFile = true) {
     const {explorer} = this;
     this.classList.add('waiting');
@@ -41,7 +56,12 @@ class QueryBar extends HTMLElement {
     }
   }
 
-  /** Take the images of a paste or a drop. @param {DataTransfer | null} data @param {boolean} [isFile] @returns {boolean} whether there is one */
+  /**
+   * Take the images of a paste or a drop.
+   * @param {DataTransfer | null} data
+   * @param {boolean} [isFile]
+   * @returns {boolean} whether there is one
+   */
   take(data, isFile = true) {
     const file = [...(data?.files ?? [])].find(one => one.type.startsWith('image/')) ?? data?.files[0];
     if (file) this.searchFile(file, file.name, isFile);
@@ -58,35 +78,93 @@ class QueryBar extends HTMLElement {
         const query = {positive, negative, [sign]: explorer.query[sign].filter(one => one !== example)};
         explorer.search(query.positive.length ? query : {positive: [], negative: []});
       };
-      const name = example.name ?? (example.id === undefined ? 'your image' : explorer.rows.rowOf.has(example.id)
-        ? explorer.rows.title(/** @type {number} */ (explorer.rows.rowOf.get(example.id))) : example.id);
-      return make('span', {class: `example ${sign}`, title: name},
-        make('button', {type: 'button', class: 'plain', 'aria-label': `Show ${name}`, onclick: () => this.show(example)}, src ? make('img', {src, alt: ''}) : 'your image'),
+      const name =
+        example.name ??
+        (example.id === undefined
+          ? 'your image'
+          : explorer.rows.rowOf.has(example.id)
+            ? explorer.rows.title(/** @type {number} */ (explorer.rows.rowOf.get(example.id)))
+            : example.id);
+      return make(
+        'span',
+        {class: `example ${sign}`, title: name},
+        make(
+          'button',
+          {type: 'button', class: 'plain', 'aria-label': `Show ${name}`, onclick: () => this.show(example)},
+          src ? make('img', {src, alt: ''}) : 'your image',
+        ),
         make('span', {class: 'sign', 'aria-hidden': 'true'}, sign === 'positive' ? '+' : '−'),
-        button('close', sign === 'positive' ? `Search without ${name}` : `Allow images like ${name}`, remove, {quiet: true}));
+        button('close', sign === 'positive' ? `Search without ${name}` : `Allow images like ${name}`, remove, {
+          quiet: true,
+        }),
+      );
     };
-    this.examples.replaceChildren(...positive.map(one => chip(one, 'positive')), ...negative.map(one => chip(one, 'negative')),
-      explorer.isSearching ? button('close', 'End the search', () => explorer.search({positive: [], negative: []})) : '');
+    this.examples.replaceChildren(
+      ...positive.map(one => chip(one, 'positive')),
+      ...negative.map(one => chip(one, 'negative')),
+      explorer.isSearching
+        ? button('close', 'End the search', () => explorer.search({positive: [], negative: []}))
+        : '',
+    );
     this._drawResult();
   }
 
   _drawResult() {
     const {explorer} = this;
     const chips = [...explorer.filters].map(([key, condition]) =>
-      make('span', {class: 'chip'}, textOf(key, condition), button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true})));
-    if (explorer.where) chips.push(make('span', {class: 'chip'}, 'JSON filter', button('close', 'Remove the JSON filter', () => explorer.filterBy(null), {quiet: true})));
-    if (explorer.area) chips.push(make('span', {class: 'chip'}, `${explorer.finding?.title ?? 'area of the map'}: ${count(explorer.area.size, 'image')}`,
-      button('close', `Remove the ${explorer.finding ? 'finding' : 'area of the map'}`, () => explorer.within(null), {quiet: true})));
-    if (chips.length > 1) chips.push(make('button', {type: 'button', class: 'plain', onclick: () => explorer.clearFilters()}, 'Remove all filters'));
+      make(
+        'span',
+        {class: 'chip'},
+        textOf(key, condition),
+        button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true}),
+      ),
+    );
+    if (explorer.where)
+      chips.push(
+        make(
+          'span',
+          {class: 'chip'},
+          'JSON filter',
+          button('close', 'Remove the JSON filter', () => explorer.filterBy(null), {quiet: true}),
+        ),
+      );
+    if (explorer.area)
+      chips.push(
+        make(
+          'span',
+          {class: 'chip'},
+          `${explorer.finding?.title ?? 'area of the map'}: ${count(explorer.area.size, 'image')}`,
+          button(
+            'close',
+            `Remove the ${explorer.finding ? 'finding' : 'area of the map'}`,
+            () => explorer.within(null),
+            {quiet: true},
+          ),
+        ),
+      );
+    if (chips.length > 1)
+      chips.push(
+        make('button', {type: 'button', class: 'plain', onclick: () => explorer.clearFilters()}, 'Remove all filters'),
+      );
     this.chips.replaceChildren(...chips);
     const matches = explorer.matches;
     if (!explorer.isSearching || !matches) {
       const all = explorer.rows.complete ? explorer.rows.ids.length - explorer.rows.deleted.size : explorer.info.count;
-      this.verdict.textContent = explorer.view.length === all ? count(all, 'image') : `${explorer.view.length.toLocaleString('en')} of ${count(all, 'image')}`;
+      this.verdict.textContent =
+        explorer.view.length === all
+          ? count(all, 'image')
+          : `${explorer.view.length.toLocaleString('en')} of ${count(all, 'image')}`;
       return;
     }
     const [best] = matches.values();
-    const text = best === undefined ? 'No image passes the filters.' : explorer.hasMore ? `${matches.size}+ matches.` : matches.size === MAX_MATCHES ? `The nearest ${MAX_MATCHES.toLocaleString('en')}.` : `${count(matches.size, 'match', 'matches')}.`;
+    const text =
+      best === undefined
+        ? 'No image passes the filters.'
+        : explorer.hasMore
+          ? `${matches.size}+ matches.`
+          : matches.size === MAX_MATCHES
+            ? `The nearest ${MAX_MATCHES.toLocaleString('en')}.`
+            : `${count(matches.size, 'match', 'matches')}.`;
     this.verdict.textContent = `${text} ${sentenceOn(best?.percentile)}`.trim();
   }
 
@@ -115,7 +193,9 @@ class QueryBar extends HTMLElement {
 /** A sentence on the best match. @param {number | null | undefined} percentile */
 function sentenceOn(percentile) {
   if (percentile === null || percentile === undefined) return '';
-  return percentile < CHANCE ? 'Nothing similar: random pairs of images are as near as the best match.' : `The best is ${nearer(percentile)}.`;
+  return percentile < CHANCE
+    ? 'Nothing similar: random pairs of images are as near as the best match.'
+    : `The best is ${nearer(percentile)}.`;
 }
 
 /** A small copy as a data address; undefined if the browser cannot read the format. @param {Blob} file */

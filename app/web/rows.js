@@ -9,7 +9,8 @@ const FIRST = 200; // fills a screen; the others follow in larger pages
 const PAGE = 5000;
 const MANY = 0.5; // a key whose values are mostly different, such as a path, is not a facet
 const CATEGORIES = 40; // whole numbers with fewer different values are categories, such as clusters
-const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'file_sha256', 'inspection.seq']); // of files and of this program
+// of files and of this program
+const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'file_sha256', 'inspection.seq']);
 
 /**
  * @typedef {object} Column values of one metadata key
@@ -18,7 +19,8 @@ const HIDDEN = new Set(['root', 'mtime', 'name', 'path', 'pixel_sha256', 'file_s
  * @property {any[]} values the different values, the most frequent first; codes refer to them
  * @property {(number[] | null)[]} codes of each row: the codes of its value, or of the values of its list
  * @property {Float64Array} numbers of each row if numeric; NaN without a value
- * @property {number[]} colors of each value: its place in the palette, which it keeps when other values become more frequent
+ * @property {number[]} colors of each value: its place in the palette, which it keeps when other values become more
+ *   frequent
  */
 
 export class Rows {
@@ -76,7 +78,10 @@ export class Rows {
     return this.metadata[this.rowOf.get(id) ?? -1];
   }
 
-  /** Note written values of metadata keys. @param {Map<string, Record<string, any>>} values by id; null removes a key */
+  /**
+   * Note written values of metadata keys.
+   * @param {Map<string, Record<string, any>>} values by id; null removes a key
+   */
   set(values) {
     for (const [id, own] of values) {
       const row = this.rowOf.get(id);
@@ -88,7 +93,10 @@ export class Rows {
   /** Address of an item's thumbnail, which a browser keeps while the image stays the same. @param {number} row */
   thumbnail(row) {
     const version = this.metadata[row].pixel_sha256;
-    return imageUrl(this.name, this.ids[row], 'thumbnail') + (typeof version === 'string' ? `?version=${encodeURIComponent(version.slice(0, 16))}` : '');
+    return (
+      imageUrl(this.name, this.ids[row], 'thumbnail') +
+      (typeof version === 'string' ? `?version=${encodeURIComponent(version.slice(0, 16))}` : '')
+    );
   }
 
   /** Name of an item for people. @param {number} row */
@@ -108,17 +116,19 @@ export class Rows {
     const seen = new Set();
     for (const metadata of this.metadata) for (const key in metadata) if (!HIDDEN.has(key)) seen.add(key);
     const own = (/** @type {string} */ key) => (key.startsWith('inspection.') ? 1 : 0); // after those of the collection
-    return [...seen].sort((a, b) => own(a) - own(b) || (a < b ? -1 : 1)).filter(key => {
-      const {numeric, values} = this.column(key);
-      return numeric ? values.length > 1 : values.length <= Math.max(30, MANY * this.ids.length);
-    });
+    return [...seen]
+      .sort((a, b) => own(a) - own(b) || (a < b ? -1 : 1))
+      .filter(key => {
+        const {numeric, values} = this.column(key);
+        return numeric ? values.length > 1 : values.length <= Math.max(30, MANY * this.ids.length);
+      });
   }
 
   /** @param {string} key @returns {Column} */
   column(key) {
     let column = this._columns.get(key);
     if (!column) {
-      this._columns.set(key, column = columnOf(key, this.metadata));
+      this._columns.set(key, (column = columnOf(key, this.metadata)));
       const colors = this._colors.get(key) ?? new Map();
       for (const value of column.values) if (!colors.has(value)) colors.set(value, colors.size);
       column.colors = column.values.map(value => /** @type {number} */ (colors.get(value)));
@@ -128,10 +138,21 @@ export class Rows {
   }
 }
 
-/** Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}; as in filters, a key that is written so comes first. @param {Record<string, any>} metadata @param {string} [prefix] @returns {Record<string, any>} */
+/**
+ * Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}; as in filters, a key
+ * that is written so comes first.
+ * @param {Record<string, any>} metadata
+ * @param {string} [prefix]
+ * @returns {Record<string, any>}
+ */
 export function flat(metadata, prefix = '') {
-  const inner = Object.entries(metadata).flatMap(([key, value]) => (isObject(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]]));
-  return Object.fromEntries([...inner, ...(prefix ? [] : Object.entries(metadata).filter(([key, value]) => key.includes('.') && !isObject(value)))]);
+  const inner = Object.entries(metadata).flatMap(([key, value]) =>
+    isObject(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]],
+  );
+  return Object.fromEntries([
+    ...inner,
+    ...(prefix ? [] : Object.entries(metadata).filter(([key, value]) => key.includes('.') && !isObject(value))),
+  ]);
 }
 
 /** @param {any} value */
@@ -139,9 +160,16 @@ function isObject(value) {
   return value !== null && typeof value === 'object' && !Array.isArray(value);
 }
 
-/** Metadata after written values; null removes a key. @param {Record<string, any>} metadata @param {Record<string, any>} values @returns {Record<string, any>} */
+/**
+ * Metadata after written values; null removes a key.
+ * @param {Record<string, any>} metadata
+ * @param {Record<string, any>} values
+ * @returns {Record<string, any>}
+ */
 export function changed(metadata, values) {
-  return Object.fromEntries(Object.entries({...metadata, ...values}).filter(([key, value]) => !(key in values && value === null)));
+  return Object.fromEntries(
+    Object.entries({...metadata, ...values}).filter(([key, value]) => !(key in values && value === null)),
+  );
 }
 
 /** @param {string} key @param {Record<string, any>[]} metadata @returns {Column} */
@@ -161,7 +189,7 @@ function columnOf(key, metadata) {
       const shown = typeof part === 'object' ? JSON.stringify(part) : part;
       let code = found.get(shown);
       if (code === undefined) {
-        found.set(shown, code = found.size);
+        found.set(shown, (code = found.size));
         counts.push(0);
       }
       counts[code]++;
@@ -169,7 +197,9 @@ function columnOf(key, metadata) {
     });
   });
   const values = [...found.keys()];
-  const order = values.map((_, code) => code).sort((a, b) => counts[b] - counts[a] || String(values[a]).localeCompare(String(values[b])));
+  const order = values
+    .map((_, code) => code)
+    .sort((a, b) => counts[b] - counts[a] || String(values[a]).localeCompare(String(values[b])));
   const rank = new Map(order.map((code, place) => [code, place]));
   return {
     key,

@@ -4,11 +4,18 @@ const VERTEX = `#version 300 es
 in vec2 place; in vec4 color;
 uniform vec2 scale, shift; uniform float size;
 out vec4 shade;
-void main() { gl_Position = vec4(place * scale + shift, 0, 1); gl_PointSize = color.a > 0.99 ? size * 1.5 : size; shade = color; }`;
+void main() {
+  gl_Position = vec4(place * scale + shift, 0, 1);
+  gl_PointSize = color.a > 0.99 ? size * 1.5 : size;
+  shade = color;
+}`;
 const FRAGMENT = `#version 300 es
 precision mediump float;
 in vec4 shade; out vec4 pixel;
-void main() { float far = length(gl_PointCoord - 0.5); if (far > 0.5) discard; pixel = vec4(shade.rgb * shade.a, shade.a); }`;
+void main() {
+  if (length(gl_PointCoord - 0.5) > 0.5) discard;
+  pixel = vec4(shade.rgb * shade.a, shade.a);
+}`;
 
 export class Scatter {
   /** @param {HTMLCanvasElement} canvas */
@@ -23,7 +30,10 @@ export class Scatter {
     if (!gl) throw new Error('The map needs WebGL 2, which this browser does not offer.');
     this.gl = gl;
     const program = /** @type {WebGLProgram} */ (gl.createProgram());
-    for (const [type, source] of /** @type {[number, string][]} */ ([[gl.VERTEX_SHADER, VERTEX], [gl.FRAGMENT_SHADER, FRAGMENT]])) {
+    for (const [type, source] of /** @type {[number, string][]} */ ([
+      [gl.VERTEX_SHADER, VERTEX],
+      [gl.FRAGMENT_SHADER, FRAGMENT],
+    ])) {
       const shader = /** @type {WebGLShader} */ (gl.createShader(type));
       gl.shaderSource(shader, source);
       gl.compileShader(shader);
@@ -61,7 +71,8 @@ export class Scatter {
 
   /** Show all points. */
   fit() {
-    const low = [Infinity, Infinity], high = [-Infinity, -Infinity];
+    const low = [Infinity, Infinity],
+      high = [-Infinity, -Infinity];
     for (let i = 0; i < this.places.length; i++) {
       low[i % 2] = Math.min(low[i % 2], this.places[i]);
       high[i % 2] = Math.max(high[i % 2], this.places[i]);
@@ -69,12 +80,15 @@ export class Scatter {
     if (!this.places.length) return;
     this.center = [(low[0] + high[0]) / 2, (low[1] + high[1]) / 2];
     const {clientWidth, clientHeight} = this.canvas;
-    this.zoom = this.whole = 0.94 * Math.min(clientWidth / (high[0] - low[0] || 1), clientHeight / (high[1] - low[1] || 1));
+    this.zoom = this.whole =
+      0.94 * Math.min(clientWidth / (high[0] - low[0] || 1), clientHeight / (high[1] - low[1] || 1));
   }
 
   draw() {
-    const {gl, canvas} = this, ratio = devicePixelRatio;
-    const width = Math.round(canvas.clientWidth * ratio), height = Math.round(canvas.clientHeight * ratio);
+    const {gl, canvas} = this,
+      ratio = devicePixelRatio;
+    const width = Math.round(canvas.clientWidth * ratio),
+      height = Math.round(canvas.clientHeight * ratio);
     if (canvas.width !== width || canvas.height !== height) [canvas.width, canvas.height] = [width, height];
     gl.viewport(0, 0, width, height);
     gl.clearColor(0, 0, 0, 0);
@@ -124,10 +138,17 @@ export class Scatter {
 
   // Both searches compare places and not pixels: a conversion of each point would take ten times as long.
 
-  /** The point nearest to a pixel, at most `reach` pixels away; -1 if there is none. @param {number} x @param {number} y @param {number} reach in pixels */
+  /**
+   * The point nearest to a pixel, at most `reach` pixels away; -1 if there is none.
+   * @param {number} x
+   * @param {number} y
+   * @param {number} reach in pixels
+   */
   nearest(x, y, reach) {
-    const {places} = this, [cx, cy] = this._placeOf(x, y);
-    let best = -1, least = (reach / this.zoom) ** 2;
+    const {places} = this,
+      [cx, cy] = this._placeOf(x, y);
+    let best = -1,
+      least = (reach / this.zoom) ** 2;
     for (let i = 0; i < places.length; i += 2) {
       const far = (places[i] - cx) ** 2 + (places[i + 1] - cy) ** 2;
       if (far < least) [best, least] = [i / 2, far];
@@ -137,11 +158,15 @@ export class Scatter {
 
   /** Points inside a polygon of pixels. @param {[number, number][]} polygon @returns {number[]} */
   inside(polygon) {
-    const {places} = this, found = [], corners = polygon.map(([x, y]) => this._placeOf(x, y));
-    const xs = Float64Array.from(corners, one => one[0]), ys = Float64Array.from(corners, one => one[1]);
+    const {places} = this,
+      found = [],
+      corners = polygon.map(([x, y]) => this._placeOf(x, y));
+    const xs = Float64Array.from(corners, one => one[0]),
+      ys = Float64Array.from(corners, one => one[1]);
     const [left, right, low, high] = [Math.min(...xs), Math.max(...xs), Math.min(...ys), Math.max(...ys)];
     for (let i = 0; i < places.length; i += 2) {
-      const x = places[i], y = places[i + 1];
+      const x = places[i],
+        y = places[i + 1];
       if (x < left || x > right || y < low || y > high) continue;
       let odd = false;
       for (let a = 0, b = xs.length - 1; a < xs.length; b = a++) {

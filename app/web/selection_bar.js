@@ -16,16 +16,22 @@ class SelectionBar extends HTMLElement {
     super();
     this.explorer = explorer;
     this.number = make('strong', {role: 'status'});
-    this.replaceChildren(this.number,
-      button('similar', 'Find similar', () => this._do(rows => explorer.search({positive: rows.map(row => ({id: explorer.rows.ids[row]})), negative: []}))),
+    this.replaceChildren(
+      this.number,
+      button('similar', 'Find similar', () =>
+        this._do(rows => explorer.search({positive: rows.map(row => ({id: explorer.rows.ids[row]})), negative: []})),
+      ),
       button('less', 'Less like these', () => this._do(rows => explorer.refine(rows, 'negative'))),
       labels ? button('tag', 'Label', () => this._do(rows => labels.ask(rows))) : '',
-      button('table', 'Table (CSV)', () => this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`))),
+      button('table', 'Table (CSV)', () =>
+        this._do(rows => save(new Blob([csvOf(explorer.rows, rows)], {type: 'text/csv'}), `${explorer.name}.csv`)),
+      ),
       button('download', 'Images (zip)', () => this._do(rows => this._zip(rows))),
       labels ? button('forward', 'Copy or move', () => this._do(rows => copyOrMove(explorer, session, rows))) : '',
       labels ? button('remove', 'Delete', () => this._do(rows => deleteRows(explorer, rows))) : '',
       make('button', {type: 'button', class: 'plain', onclick: () => explorer.select(explorer.view)}, 'Select all'),
-      make('button', {type: 'button', class: 'plain', onclick: () => explorer.select([])}, 'Select none'));
+      make('button', {type: 'button', class: 'plain', onclick: () => explorer.select([])}, 'Select none'),
+    );
     const draw = () => {
       this.hidden = explorer.selected.size === 0;
       const text = `${count(explorer.selected.size, 'image')} selected`;
@@ -43,14 +49,18 @@ class SelectionBar extends HTMLElement {
   /** @param {number[]} rows */
   async _zip(rows) {
     const {explorer} = this;
-    const files = [], used = new Set();
+    const files = [],
+      used = new Set();
     for (const [place, row] of rows.entries()) {
       if (place % 20 === 0) this.number.textContent = `${place} of ${rows.length} images read`;
       const answer = await fetch(imageUrl(explorer.name, explorer.rows.ids[row], 'original'));
       if (!answer.ok) continue; // items that were added by their vectors have no image
-      const metadata = explorer.rows.metadata[row], title = explorer.rows.title(row).split('/').at(-1) ?? '';
+      const metadata = explorer.rows.metadata[row],
+        title = explorer.rows.title(row).split('/').at(-1) ?? '';
       const folder = metadata.label === undefined ? '' : `${String(metadata.label).replace(/[/\\]/g, '_')}/`;
-      let name = folder + (/\.\w+$/.test(title) ? title : `${title}.${answer.headers.get('Content-Type')?.split('/')[1] ?? 'jpg'}`);
+      let name =
+        folder +
+        (/\.\w+$/.test(title) ? title : `${title}.${answer.headers.get('Content-Type')?.split('/')[1] ?? 'jpg'}`);
       if (used.has(name)) name = `${folder}${explorer.rows.ids[row]}-${title}`;
       used.add(name);
       files.push({name, data: new Uint8Array(await answer.arrayBuffer())});

@@ -21,7 +21,11 @@ export class Thumbnails {
     this._closing = new AbortController();
   }
 
-  /** Show the thumbnail of a row in an image, now or when it is loaded. @param {HTMLImageElement} image @param {number} row */
+  /**
+   * Show the thumbnail of a row in an image, now or when it is loaded.
+   * @param {HTMLImageElement} image
+   * @param {number} row
+   */
   show(image, row) {
     const kept = this._kept.get(row);
     if (kept !== undefined) {
@@ -34,7 +38,10 @@ export class Thumbnails {
     this._waiting.set(row, images.includes(image) ? images : [...images, image]);
     if (this._due) return;
     this._due = true;
-    queueMicrotask(() => { this._due = false; this._load(); });
+    queueMicrotask(() => {
+      this._due = false;
+      this._load();
+    });
   }
 
   /** Load those of rows whose images changed again. @param {Iterable<number>} rows */
@@ -70,18 +77,24 @@ export class Thumbnails {
     this._running++;
     try {
       const json = {ids: wanted.map(([row]) => this.rows.ids[row])};
-      const answer = new DataView(await rest('POST', path(this.rows.name, 'thumbnails'), {json, signal: this._closing.signal, as: 'buffer'}));
+      const answer = new DataView(
+        await rest('POST', path(this.rows.name, 'thumbnails'), {json, signal: this._closing.signal, as: 'buffer'}),
+      );
       let start = 0;
       for (const [row, images] of wanted) {
         const end = start + 4 + answer.getUint32(start, true);
-        const address = end > start + 4 ? URL.createObjectURL(new Blob([answer.buffer.slice(start + 4, end)], {type: 'image/jpeg'})) : '';
+        const address =
+          end > start + 4
+            ? URL.createObjectURL(new Blob([answer.buffer.slice(start + 4, end)], {type: 'image/jpeg'}))
+            : '';
         this._kept.set(row, address);
         for (const image of images) set(image, address);
         start = end;
       }
       while (this._kept.size > KEPT) this.forget([/** @type {number} */ (this._kept.keys().next().value)]);
     } catch {
-      for (const [, images] of wanted) for (const image of images) set(image, ''); // a deleted collection; other errors wait
+      // a deleted collection; other errors wait
+      for (const [, images] of wanted) for (const image of images) set(image, '');
     } finally {
       this._running--;
       this._load();

@@ -22,10 +22,28 @@ function all() {
   return JSON.parse(localStorage.getItem(STORED) ?? '[]');
 }
 
-/** The upload of these files that has not ended, or a new one. @param {string} collection @param {File[]} files @param {string} label @param {number} total @returns {Unfinished} */
+/**
+ * The upload of these files that has not ended, or a new one.
+ * @param {string} collection
+ * @param {File[]} files
+ * @param {string} label
+ * @param {number} total
+ * @returns {Unfinished}
+ */
 export function unfinished(collection, files, label, total) {
-  const id = idOf(files), folder = Boolean(files[0]?.webkitRelativePath);
-  return all().find(one => one.collection === collection && one.files === id) ?? {collection, files: id, folder, label, done: 0, total, least: 0};
+  const id = idOf(files),
+    folder = Boolean(files[0]?.webkitRelativePath);
+  return (
+    all().find(one => one.collection === collection && one.files === id) ?? {
+      collection,
+      files: id,
+      folder,
+      label,
+      done: 0,
+      total,
+      least: 0,
+    }
+  );
 }
 
 /** Those of a collection. @param {string} collection */
@@ -63,7 +81,8 @@ function store(uploads) {
 function idOf(files) {
   let hash = 0;
   for (const file of files) {
-    for (const letter of `${file.webkitRelativePath || file.name} ${file.size} ${file.lastModified};`) hash = (31 * hash + /** @type {number} */ (letter.codePointAt(0))) | 0;
+    for (const letter of `${file.webkitRelativePath || file.name} ${file.size} ${file.lastModified};`)
+      hash = (31 * hash + /** @type {number} */ (letter.codePointAt(0))) | 0;
   }
   return `${files.length} ${files.reduce((sum, file) => sum + file.size, 0)} ${hash}`;
 }

@@ -1,4 +1,5 @@
-// <viewed-image>: an image with a map over it. Wheel, pinch, + and - zoom, a drag moves, a swipe goes to the next image.
+// <viewed-image>: an image with a map over it. Wheel, pinch, + and - zoom, a drag moves, a swipe goes to the next
+// image.
 // When it asks for a point or a box, a pointer chooses it, or the arrow keys and Enter.
 import {make} from './dom.js';
 
@@ -16,10 +17,22 @@ class ViewedImage extends HTMLElement {
     this.overlay = make('img', {alt: '', class: 'attention', draggable: 'false', hidden: true});
     this.rectangle = make('div', {class: 'rectangle', hidden: true});
     this.cross = make('div', {class: 'cross', hidden: true});
-    this.frame = make('div', {class: 'frame', onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event), onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event),
-      onpointerdown: (/** @type {PointerEvent} */ event) => this._down(event), onpointermove: (/** @type {PointerEvent} */ event) => this._move(event),
-      onpointerup: (/** @type {PointerEvent} */ event) => this._up(event), onpointercancel: (/** @type {PointerEvent} */ event) => this._up(event)},
-    this.image, this.overlay, this.rectangle, this.cross);
+    this.frame = make(
+      'div',
+      {
+        class: 'frame',
+        onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event),
+        onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event),
+        onpointerdown: (/** @type {PointerEvent} */ event) => this._down(event),
+        onpointermove: (/** @type {PointerEvent} */ event) => this._move(event),
+        onpointerup: (/** @type {PointerEvent} */ event) => this._up(event),
+        onpointercancel: (/** @type {PointerEvent} */ event) => this._up(event),
+      },
+      this.image,
+      this.overlay,
+      this.rectangle,
+      this.cross,
+    );
     this.classList.add('stage');
     this.replaceChildren(this.frame);
     /** What may be chosen. @type {'box' | 'any' | null} */
@@ -59,7 +72,11 @@ class ViewedImage extends HTMLElement {
     this.corner = null;
     this.rectangle.hidden = this.cross.hidden = true;
     this.classList.toggle('pointing', what !== null);
-    for (const [name, value] of [['tabindex', '0'], ['role', 'application'], ['aria-label', 'Arrow keys move the cross, Enter chooses']]) {
+    for (const [name, value] of [
+      ['tabindex', '0'],
+      ['role', 'application'],
+      ['aria-label', 'Arrow keys move the cross, Enter chooses'],
+    ]) {
       if (what) this.frame.setAttribute(name, value);
       else this.frame.removeAttribute(name);
     }
@@ -82,7 +99,8 @@ class ViewedImage extends HTMLElement {
   /** @param {number} factor @param {number} [x] on the screen; the middle if left out @param {number} [y] */
   zoom(factor, x, y) {
     const {left, top, width, height} = this.frame.getBoundingClientRect();
-    const scale = Math.min(MOST, Math.max(1, this.scale * factor)), by = scale / this.scale - 1;
+    const scale = Math.min(MOST, Math.max(1, this.scale * factor)),
+      by = scale / this.scale - 1;
     this.scale = scale;
     this._shift(-((x ?? left + width / 2) - left) * by, -((y ?? top + height / 2) - top) * by);
   }
@@ -90,7 +108,8 @@ class ViewedImage extends HTMLElement {
   /** @param {number} dx @param {number} dy */
   _shift(dx, dy) {
     this.shift = this.scale === 1 ? [0, 0] : [this.shift[0] + dx, this.shift[1] + dy];
-    this.frame.style.transform = this.scale === 1 ? '' : `translate(${this.shift[0]}px, ${this.shift[1]}px) scale(${this.scale})`;
+    this.frame.style.transform =
+      this.scale === 1 ? '' : `translate(${this.shift[0]}px, ${this.shift[1]}px) scale(${this.scale})`;
   }
 
   /** @param {WheelEvent} event */
@@ -126,7 +145,11 @@ class ViewedImage extends HTMLElement {
     if (other) {
       const far = (/** @type {number[]} */ from) => Math.hypot(from[0] - other[0], from[1] - other[1]) || 1;
       this.pressed = [NaN, NaN]; // a pinch is neither a click nor a swipe
-      this.zoom(far([event.clientX, event.clientY]) / far(before), (event.clientX + other[0]) / 2, (event.clientY + other[1]) / 2);
+      this.zoom(
+        far([event.clientX, event.clientY]) / far(before),
+        (event.clientX + other[0]) / 2,
+        (event.clientY + other[1]) / 2,
+      );
     } else if (this.asks) {
       this._draw(this.start, this._share(event));
     } else {
@@ -137,26 +160,35 @@ class ViewedImage extends HTMLElement {
   /** @param {PointerEvent} event */
   _up(event) {
     if (!this.pointers.delete(event.pointerId) || this.pointers.size || event.type === 'pointercancel') return;
-    const dx = event.clientX - this.pressed[0], dy = event.clientY - this.pressed[1];
+    const dx = event.clientX - this.pressed[0],
+      dy = event.clientY - this.pressed[1];
     if (this.asks) this._choose(this.start, this._share(event));
-    else if (this.scale === 1 && Math.abs(dx) > SWIPE && Math.abs(dx) > 2 * Math.abs(dy)) this.dispatchEvent(new CustomEvent('swipe', {detail: dx < 0 ? 1 : -1}));
+    else if (this.scale === 1 && Math.abs(dx) > SWIPE && Math.abs(dx) > 2 * Math.abs(dy))
+      this.dispatchEvent(new CustomEvent('swipe', {detail: dx < 0 ? 1 : -1}));
   }
 
   /** Draw the rectangle between two corners. @param {number[]} a @param {number[]} b in shares of the image */
   _draw(a, b) {
     this.rectangle.hidden = false;
-    Object.assign(this.rectangle.style, {left: `${100 * Math.min(a[0], b[0])}%`, top: `${100 * Math.min(a[1], b[1])}%`,
-      width: `${100 * Math.abs(a[0] - b[0])}%`, height: `${100 * Math.abs(a[1] - b[1])}%`});
+    Object.assign(this.rectangle.style, {
+      left: `${100 * Math.min(a[0], b[0])}%`,
+      top: `${100 * Math.min(a[1], b[1])}%`,
+      width: `${100 * Math.abs(a[0] - b[0])}%`,
+      height: `${100 * Math.abs(a[1] - b[1])}%`,
+    });
   }
 
   /** @param {number[]} a @param {number[]} b corners in shares of the image; equal ones are a point */
   _choose(a, b) {
     const size = [this.image.naturalWidth, this.image.naturalHeight];
-    const low = [0, 1].map(i => Math.min(a[i], b[i]) * size[i]), high = [0, 1].map(i => Math.max(a[i], b[i]) * size[i]);
+    const low = [0, 1].map(i => Math.min(a[i], b[i]) * size[i]),
+      high = [0, 1].map(i => Math.max(a[i], b[i]) * size[i]);
     const isBox = high[0] - low[0] >= LEAST && high[1] - low[1] >= LEAST;
     if (!isBox) this.rectangle.hidden = true;
     if (!isBox && this.asks === 'box') return;
-    const choice = isBox ? {box: [...low, ...high]} : {point: b.map((share, i) => Math.min(share * size[i], size[i] - 1))};
+    const choice = isBox
+      ? {box: [...low, ...high]}
+      : {point: b.map((share, i) => Math.min(share * size[i], size[i] - 1))};
     this.dispatchEvent(new CustomEvent('choice', {detail: choice}));
   }
 
@@ -164,7 +196,12 @@ class ViewedImage extends HTMLElement {
 
   /** @param {KeyboardEvent} event */
   _key(event) {
-    const moves = /** @type {Record<string, [number, number]>} */ ({ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]});
+    const moves = /** @type {Record<string, [number, number]>} */ ({
+      ArrowLeft: [-1, 0],
+      ArrowRight: [1, 0],
+      ArrowUp: [0, -1],
+      ArrowDown: [0, 1],
+    });
     if (!this.asks || !(event.key in moves || event.key === 'Enter')) return;
     event.preventDefault();
     event.stopPropagation();

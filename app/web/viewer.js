@@ -1,5 +1,7 @@
-// <item-viewer>: one image, with its metadata, its neighbors, what the encoder looks at, and a box to search for a part:
-// next to the grid, where it follows the focus, or on the whole screen, where arrow keys go to the next image of the view.
+// <item-viewer>: one image, with its metadata, its neighbors, what the encoder looks at, and a box to search for a
+// part:
+// next to the grid, where it follows the focus, or on the whole screen, where arrow keys go to the next image of the
+// view.
 import {imageUrl, path, rest} from './api.js';
 import {button, make, nearer, percent} from './dom.js';
 import {deleteRows} from './deletion.js';
@@ -13,7 +15,9 @@ const NARROW = 820; // pixels of a screen without space next to the grid
 const SIDE = 512; // pixels of the images that the encoder gets for a map
 const HINTS = {
   box: 'Draw a box on the image, or press Tab and use the arrow keys and Enter.',
-  attention: 'Bright where the encoder looks. Click a point or draw a box to see what is similar to it, here and in the nearest images.',
+  attention:
+    'Bright where the encoder looks; darker towards the edges, where objects rarely are. ' +
+    'Click a point or draw a box to see what is similar to it, here and in the nearest images.',
   why: 'Bright where this image is similar to your query.',
 };
 
@@ -52,27 +56,83 @@ class ItemViewer extends HTMLElement {
       attention: button('view', 'Where it looks', () => this._setMode('attention')),
       why: button('link', 'Why was it found?', () => this._setMode('why')),
     };
-    this.steps = [button('back', 'Previous image', () => this._step(-1), {quiet: true}), button('forward', 'Next image', () => this._step(1), {quiet: true})];
-    const onRow = (/** @type {(row: number) => void} */ act) => () => { if (this.row !== null) act(this.row); };
-    this.changes = labels ? [button('tag', 'Label', onRow(row => labels.ask([row]))), button('remove', 'Delete', onRow(row => this._delete(row)))] : [];
-    this.dialog = make('dialog', {class: 'viewer', 'aria-label': 'Image', onclose: () => this._closed()},
-      make('div', {class: 'head'}, this.heading, this.expand,
-        button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}), button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
-        ...this.steps, button('close', 'Close', () => this.close(), {quiet: true})),
-      make('div', {class: 'columns'}, make('div', {class: 'left'}, this.viewed,
-        make('div', {class: 'tools'}, button('similar', 'Find similar images', () => this._findSimilar()), ...Object.values(this.modes), ...this.changes, this.head, this.hint), labels ? new LabelKeys(labels, () => (this.row === null ? [] : [this.row])) : ''), this.side));
+    this.steps = [
+      button('back', 'Previous image', () => this._step(-1), {quiet: true}),
+      button('forward', 'Next image', () => this._step(1), {quiet: true}),
+    ];
+    const onRow = (/** @type {(row: number) => void} */ act) => () => {
+      if (this.row !== null) act(this.row);
+    };
+    this.changes = labels
+      ? [
+          button(
+            'tag',
+            'Label',
+            onRow(row => labels.ask([row])),
+          ),
+          button(
+            'remove',
+            'Delete',
+            onRow(row => this._delete(row)),
+          ),
+        ]
+      : [];
+    this.dialog = make(
+      'dialog',
+      {class: 'viewer', 'aria-label': 'Image', onclose: () => this._closed()},
+      make(
+        'div',
+        {class: 'head'},
+        this.heading,
+        this.expand,
+        button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}),
+        button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
+        ...this.steps,
+        button('close', 'Close', () => this.close(), {quiet: true}),
+      ),
+      make(
+        'div',
+        {class: 'columns'},
+        make(
+          'div',
+          {class: 'left'},
+          this.viewed,
+          make(
+            'div',
+            {class: 'tools'},
+            button('similar', 'Find similar images', () => this._findSimilar()),
+            ...Object.values(this.modes),
+            ...this.changes,
+            this.head,
+            this.hint,
+          ),
+          labels ? new LabelKeys(labels, () => (this.row === null ? [] : [this.row])) : '',
+        ),
+        this.side,
+      ),
+    );
     this.replaceChildren(this.dialog);
-    explorer.addEventListener('rows', () => { if (this.row !== null) this._drawMetadata(this.row); });
-    explorer.addEventListener('focus', () => { if (this.row !== null && explorer.focus !== null && explorer.focus !== this.row) this.open(explorer.focus); });
+    explorer.addEventListener('rows', () => {
+      if (this.row !== null) this._drawMetadata(this.row);
+    });
+    explorer.addEventListener('focus', () => {
+      if (this.row !== null && explorer.focus !== null && explorer.focus !== this.row) this.open(explorer.focus);
+    });
   }
 
-  /** Show an item. @param {number} row @param {boolean} [full] on the whole screen; else as it is, or next to the grid */
+  /**
+   * Show an item.
+   * @param {number} row
+   * @param {boolean} [full] on the whole screen; else as it is, or next to the grid
+   */
   open(row, full = this.isFull) {
     const {explorer} = this;
     if (row === this.row) return this._setFull(full);
     this.row = row;
     this.example = null;
-    this._show(imageUrl(explorer.name, explorer.rows.ids[row], 'original'), explorer.rows.title(row), {id: explorer.rows.ids[row]});
+    this._show(imageUrl(explorer.name, explorer.rows.ids[row], 'original'), explorer.rows.title(row), {
+      id: explorer.rows.ids[row],
+    });
     this._drawMetadata(row);
     this._setFull(full);
     explorer.setFocus(row);
@@ -83,7 +143,7 @@ class ItemViewer extends HTMLElement {
   openExample(example) {
     const row = this.explorer.rows.rowOf.get(example.id ?? '');
     if (row !== undefined) return this.open(row);
-    const src = example.image ? this.url = URL.createObjectURL(example.image) : example.preview;
+    const src = example.image ? (this.url = URL.createObjectURL(example.image)) : example.preview;
     if (!src) return;
     this.row = null;
     this.example = example;
@@ -93,7 +153,8 @@ class ItemViewer extends HTMLElement {
 
   /** Show it on the whole screen, or next to the grid, for which a narrow screen has no space. @param {boolean} full */
   _setFull(full) {
-    const {dialog} = this, modal = full || innerWidth <= NARROW;
+    const {dialog} = this,
+      modal = full || innerWidth <= NARROW;
     if (dialog.open && this.isFull === modal) return;
     dialog.removeAttribute('open');
     if (modal) dialog.showModal();
@@ -123,8 +184,19 @@ class ItemViewer extends HTMLElement {
     this.heading.textContent = title;
     this.metadata = make('dl', {});
     this.neighbors = make('ul', {class: 'neighbors'});
-    const note = match && make('p', {class: 'note'}, [`Score ${match.score.toFixed(3)}`, nearer(match.percentile)].filter(Boolean).join(', '));
-    this.side.replaceChildren(note ?? '', make('h3', {}, 'Nearest images'), this.neighbors, ...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]));
+    const note =
+      match &&
+      make(
+        'p',
+        {class: 'note'},
+        [`Score ${match.score.toFixed(3)}`, nearer(match.percentile)].filter(Boolean).join(', '),
+      );
+    this.side.replaceChildren(
+      note ?? '',
+      make('h3', {}, 'Nearest images'),
+      this.neighbors,
+      ...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]),
+    );
     this._listNeighbors(query);
     document.addEventListener('keydown', this.onKey); // also if what had the focus was removed
   }
@@ -154,11 +226,25 @@ class ItemViewer extends HTMLElement {
   /** @param {KeyboardEvent} event */
   _key(event) {
     const {target} = event;
-    if ([...document.querySelectorAll('dialog[open]')].at(-1) !== this.dialog || target instanceof HTMLInputElement || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (!this.isFull && !this.dialog.contains(/** @type {Node} */ (target))) return; // the grid and the map have other keys
+    if (
+      [...document.querySelectorAll('dialog[open]')].at(-1) !== this.dialog ||
+      target instanceof HTMLInputElement ||
+      event.ctrlKey ||
+      event.metaKey ||
+      event.altKey
+    )
+      return;
+    // the grid and the map have other keys
+    if (!this.isFull && !this.dialog.contains(/** @type {Node} */ (target))) return;
     /** @type {Record<string, () => void>} */
-    const keys = {ArrowLeft: () => this._step(-1), ArrowRight: () => this._step(1), '+': () => this.viewed.zoom(1.5), '-': () => this.viewed.zoom(1 / 1.5),
-      s: () => this._findSimilar(), ...(this.isFull ? {} : {Escape: () => this.close()})};
+    const keys = {
+      ArrowLeft: () => this._step(-1),
+      ArrowRight: () => this._step(1),
+      '+': () => this.viewed.zoom(1.5),
+      '-': () => this.viewed.zoom(1 / 1.5),
+      s: () => this._findSimilar(),
+      ...(this.isFull ? {} : {Escape: () => this.close()}),
+    };
     const {row, labels} = this;
     if (row !== null && labels) Object.assign(keys, {l: () => labels.ask([row]), Delete: () => this._delete(row)});
     if (row !== null && labels?.press(event.key, [row])) {
@@ -173,27 +259,66 @@ class ItemViewer extends HTMLElement {
   /** @param {number} row */
   _drawMetadata(row) {
     const {explorer} = this;
-    const filterBy = (/** @type {string} */ key, /** @type {any} */ value) => { this._leaveFull(); explorer.filter(key, {in: [value]}); };
+    const filterBy = (/** @type {string} */ key, /** @type {any} */ value) => {
+      this._leaveFull();
+      explorer.filter(key, {in: [value]});
+    };
     const facets = new Set(explorer.rows.keys);
     const {pixel_sha256: _, file_sha256: __, 'inspection.seq': ___, mtime, ...metadata} = explorer.rows.metadata[row];
-    const entries = Object.entries({...metadata, ...(mtime ? {date: new Date(1000 * mtime).toLocaleString()} : {}), id: explorer.rows.ids[row]});
-    this.metadata?.replaceChildren(...entries.flatMap(([key, value]) => [make('dt', {title: key}, nameOf(key)),
-      make('dd', {}, facets.has(key) && typeof value === 'string'
-        ? make('button', {type: 'button', class: 'plain', title: `Show images with this ${key}`, onclick: () => filterBy(key, value)}, explorer.rows.text(value))
-        : typeof value === 'object' ? JSON.stringify(value) : String(value))]));
+    const entries = Object.entries({
+      ...metadata,
+      ...(mtime ? {date: new Date(1000 * mtime).toLocaleString()} : {}),
+      id: explorer.rows.ids[row],
+    });
+    this.metadata?.replaceChildren(
+      ...entries.flatMap(([key, value]) => [
+        make('dt', {title: key}, nameOf(key)),
+        make(
+          'dd',
+          {},
+          facets.has(key) && typeof value === 'string'
+            ? make(
+                'button',
+                {
+                  type: 'button',
+                  class: 'plain',
+                  title: `Show images with this ${key}`,
+                  onclick: () => filterBy(key, value),
+                },
+                explorer.rows.text(value),
+              )
+            : typeof value === 'object'
+              ? JSON.stringify(value)
+              : String(value),
+        ),
+      ]),
+    );
   }
 
   /** @param {Record<string, any>} query */
   async _listNeighbors(query) {
     const {explorer, turn, neighbors} = this;
-    const {matches} = await rest('POST', path(explorer.name, 'search'), {json: {...query, k: NEIGHBORS, with_percentile: true}});
+    const {matches} = await rest('POST', path(explorer.name, 'search'), {
+      json: {...query, k: NEIGHBORS, with_percentile: true},
+    });
     if (this.turn !== turn) return;
-    neighbors?.replaceChildren(...matches.map((/** @type {import('./api.js').Match} */ match) => {
-      const found = explorer.rows.add(match.id, match.metadata), title = explorer.rows.title(found);
-      const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
-      return make('li', {}, make('button', {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},
-        make('img', {src: explorer.rows.thumbnail(found), alt: ''}), ...scores.flatMap(text => [' ', make('span', {}, text)])));
-    }));
+    neighbors?.replaceChildren(
+      ...matches.map((/** @type {import('./api.js').Match} */ match) => {
+        const found = explorer.rows.add(match.id, match.metadata),
+          title = explorer.rows.title(found);
+        const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
+        return make(
+          'li',
+          {},
+          make(
+            'button',
+            {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},
+            make('img', {src: explorer.rows.thumbnail(found), alt: ''}),
+            ...scores.flatMap(text => [' ', make('span', {}, text)]),
+          ),
+        );
+      }),
+    );
   }
 
   /** Show the grid, for what a control of the viewer changes there. */
@@ -211,7 +336,8 @@ class ItemViewer extends HTMLElement {
 
   /** @param {number} row */
   async _delete(row) {
-    const {explorer} = this, place = explorer.view.indexOf(row);
+    const {explorer} = this,
+      place = explorer.view.indexOf(row);
     if (!(await deleteRows(explorer, [row])) || this.row !== row) return;
     if (explorer.view.length) this.open(explorer.view[Math.min(Math.max(0, place), explorer.view.length - 1)]);
     else this.close();
@@ -227,7 +353,10 @@ class ItemViewer extends HTMLElement {
     this.head.hidden = true;
     this.head.value = '';
     this.viewed.cover(null);
-    for (const image of /** @type {NodeListOf<HTMLImageElement>} */ (this.neighbors?.querySelectorAll('img[data-src]') ?? [])) image.src = image.dataset.src ?? '';
+    for (const image of /** @type {NodeListOf<HTMLImageElement>} */ (
+      this.neighbors?.querySelectorAll('img[data-src]') ?? []
+    ))
+      image.src = image.dataset.src ?? '';
     this.viewed.ask(this.mode === 'box' ? 'box' : this.mode === 'attention' ? 'any' : null);
     if (this.mode === 'attention') this._attend({});
     if (this.mode === 'why') this._explain();
@@ -241,7 +370,8 @@ class ItemViewer extends HTMLElement {
 
   /** @param {number} x0 @param {number} y0 @param {number} x1 @param {number} y1 in pixels of the image */
   async _searchPart(x0, y0, x1, y1) {
-    const part = await drawn(this.viewed.image, x0, y0, x1 - x0, y1 - y0), name = `part of ${this.heading.textContent}`;
+    const part = await drawn(this.viewed.image, x0, y0, x1 - x0, y1 - y0),
+      name = `part of ${this.heading.textContent}`;
     this._leaveFull();
     await this.bar.searchFile(part, name, false);
   }
@@ -252,13 +382,17 @@ class ItemViewer extends HTMLElement {
    */
   async _attend(choice) {
     const {turn, viewed, neighbors} = this;
-    const image = await this._blob(), downloads = this._download();
+    const image = await this._blob(),
+      downloads = this._download();
     const head = this.head.value && !Object.keys(choice).length ? {head: Number(this.head.value)} : {};
     const [map] = await this._maps(image, [], {...choice, ...head}, downloads, true);
     if (this.turn !== turn || this.mode !== 'attention') return;
     this.head.hidden = !this.head.options.length || Object.keys(choice).length > 0; // a point has no heads
     viewed.cover(map);
-    const shown = /** @type {HTMLImageElement[]} */ ([...(neighbors?.querySelectorAll('img') ?? [])]).slice(0, COMPARED);
+    const shown = /** @type {HTMLImageElement[]} */ ([...(neighbors?.querySelectorAll('img') ?? [])]).slice(
+      0,
+      COMPARED,
+    );
     if (!Object.keys(choice).length || !shown.length) return;
     const others = await Promise.all(shown.map(async one => (await fetch(one.dataset.src ?? one.src)).blob()));
     const maps = await this._maps(image, others, choice, downloads, false);
@@ -273,11 +407,20 @@ class ItemViewer extends HTMLElement {
   async _explain() {
     const {explorer, turn, viewed} = this;
     const [example] = explorer.query.positive;
-    const query = example.id !== undefined ? await (await fetch(imageUrl(explorer.name, example.id, 'original'))).blob()
-      : example.image ?? (example.preview ? await drawnFrom(example.preview) : null);
+    const query =
+      example.id !== undefined
+        ? await (await fetch(imageUrl(explorer.name, example.id, 'original'))).blob()
+        : (example.image ?? (example.preview ? await drawnFrom(example.preview) : null));
     if (!query) return void (this.hint.textContent = 'The image of this query is not known here.');
     const downloads = [...this._download(), ...(example.id === undefined ? [] : this._download(example.id))];
-    const [map] = await this._maps(query, [await this._blob()], {}, downloads, true, example.id === undefined ? example.name : `${example.id}.jpg`);
+    const [map] = await this._maps(
+      query,
+      [await this._blob()],
+      {},
+      downloads,
+      true,
+      example.id === undefined ? example.name : `${example.id}.jpg`,
+    );
     if (this.turn === turn && this.mode === 'why') viewed.cover(map);
   }
 
@@ -292,10 +435,22 @@ class ItemViewer extends HTMLElement {
       const form = new FormData();
       form.append('image', image, name);
       for (const target of targets) form.append('target', target, downloads[0]?.[0] ?? 'target');
-      form.append('query', JSON.stringify({collection: this.explorer.name, with_png: true, opacity: targets.length > 1 ? 0.7 : 1, max_side: SIDE, ...choice}));
+      form.append(
+        'query',
+        JSON.stringify({
+          collection: this.explorer.name,
+          with_png: true,
+          opacity: targets.length > 1 ? 0.7 : 1,
+          max_side: SIDE,
+          ...choice,
+        }),
+      );
       const {maps, heads} = await rest('POST', 'attention', {form, noted, downloads});
       if (heads && heads + 1 !== this.head.options.length) {
-        this.head.replaceChildren(make('option', {value: ''}, 'All heads'), ...Array.from({length: heads}, (_, head) => make('option', {value: head}, `Head ${head + 1}`)));
+        this.head.replaceChildren(
+          make('option', {value: ''}, 'All heads'),
+          ...Array.from({length: heads}, (_, head) => make('option', {value: head}, `Head ${head + 1}`)),
+        );
       }
       return maps.map((/** @type {any} */ map) => `data:image/png;base64,${map.png}`);
     } finally {
@@ -303,7 +458,11 @@ class ItemViewer extends HTMLElement {
     }
   }
 
-  /** A file of the shown item, and the path from which a program downloads it. @param {string} [id] @returns {[string, string][]} */
+  /**
+   * A file of the shown item, and the path from which a program downloads it.
+   * @param {string} [id]
+   * @returns {[string, string][]}
+   */
   _download(id = this.row === null ? undefined : this.explorer.rows.ids[this.row]) {
     return id === undefined ? [] : [[`${id}.jpg`, new URL(imageUrl(this.explorer.name, id, 'original')).pathname]];
   }
@@ -316,7 +475,15 @@ class ItemViewer extends HTMLElement {
   }
 }
 
-/** A part of an image as PNG. @param {HTMLImageElement} image @param {number} x @param {number} y @param {number} width @param {number} height @returns {Promise<Blob>} */
+/**
+ * A part of an image as PNG.
+ * @param {HTMLImageElement} image
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {number} height
+ * @returns {Promise<Blob>}
+ */
 function drawn(image, x, y, width, height) {
   const canvas = make('canvas', {width: Math.round(width), height: Math.round(height)});
   canvas.getContext('2d').drawImage(image, x, y, width, height, 0, 0, canvas.width, canvas.height);

@@ -38,13 +38,25 @@ def chromium() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
-def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    """Serve the web app, and the photos in a collection whose source files it may read."""
-    store = tmp_path_factory.mktemp("search") / "store"
+@pytest.fixture(scope="session")
+def indexed(model, photos, tmp_path_factory) -> Path:
+    """Return a store with the photos in a collection; see `filled`."""
+    store = tmp_path_factory.mktemp("indexed") / "store"
     with open_store(str(store)) as opened:
         Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
-    yield from serve(model, store, page=True, source_folders=[str(photos)])
+    return store
+
+
+@pytest.fixture(scope="module")
+def filled(indexed, tmp_path_factory) -> Path:
+    """Return a copy of the store that the tests of a module may change."""
+    return shutil.copytree(indexed, tmp_path_factory.mktemp("filled") / "store")
+
+
+@pytest.fixture(scope="module")
+def served(model, photos, filled, serve) -> Iterator:
+    """Serve the web app, and the photos in a collection whose source files it may read."""
+    yield from serve(model, filled, page=True, source_folders=[str(photos)])
 
 
 @pytest.fixture

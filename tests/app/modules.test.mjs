@@ -4,11 +4,20 @@ import test from 'node:test';
 
 const WEB = '../../app/web';
 // what a module of the page reads when it is loaded
-globalThis.document = {getElementById: () => ({}), addEventListener() {}, createElement: () => ({setAttribute() {}, append() {}, style: {}})};
+globalThis.document = {
+  getElementById: () => ({}),
+  addEventListener() {},
+  createElement: () => ({setAttribute() {}, append() {}, style: {}}),
+};
 globalThis.addEventListener = () => {};
 globalThis.localStorage = {getItem: () => null, setItem() {}};
 globalThis.HTMLElement = class {};
 globalThis.customElements = {define() {}};
+globalThis.BroadcastChannel = class {
+  // a real one keeps node alive
+  addEventListener() {}
+  postMessage() {}
+};
 
 const {layOut, lineAt, HEADING, GAP} = await import(`${WEB}/layout.js`);
 const {csvOf} = await import(`${WEB}/csv.js`);
@@ -34,14 +43,26 @@ const passed = (rows, filters) => [...passing(rows, new Map(Object.entries(filte
 test('tiles fill the width in equal columns, and headings begin a line', () => {
   const {side, lines} = layOut(7, 316, 100, place => (place < 4 ? '' : 'below'));
   assert.equal(side, (316 - 2 * GAP) / 3);
-  assert.deepEqual(lines.map(one => [one.start, one.end, one.heading]), [[0, 3, undefined], [3, 4, undefined], [4, 4, 'below'], [4, 7, undefined]]);
+  assert.deepEqual(
+    lines.map(one => [one.start, one.end, one.heading]),
+    [
+      [0, 3, undefined],
+      [3, 4, undefined],
+      [4, 4, 'below'],
+      [4, 7, undefined],
+    ],
+  );
   assert.equal(lines[3].top - lines[2].top, HEADING);
   for (const line of lines.slice(1)) assert.equal(lines[lineAt(lines, line.top)], line);
   assert.equal(lineAt(lines, -5), 0);
 });
 
 test('nested metadata are keys with points; a key that is written so comes first', () => {
-  assert.deepEqual(flat({cam: {model: 'X', lens: {f: 2}}, 'cam.model': 'Y', a: [1]}), {'cam.model': 'Y', 'cam.lens.f': 2, a: [1]});
+  assert.deepEqual(flat({cam: {model: 'X', lens: {f: 2}}, 'cam.model': 'Y', a: [1]}), {
+    'cam.model': 'Y',
+    'cam.lens.f': 2,
+    a: [1],
+  });
   assert.deepEqual(changed({a: 1, b: 2}, {b: null, c: 3}), {a: 1, c: 3});
 });
 
@@ -50,7 +71,12 @@ test('values are sorted by frequency, numbers are numeric, and a color stays', (
   assert.deepEqual(rows.column('label').values, ['dog', 'cat']);
   assert.equal(rows.column('w').numeric, true);
   const before = rows.column('label').colors[0];
-  rows.set(new Map([['id1', {label: 'cat'}], ['id2', {label: 'cat'}]]));
+  rows.set(
+    new Map([
+      ['id1', {label: 'cat'}],
+      ['id2', {label: 'cat'}],
+    ]),
+  );
   const {values, colors} = rows.column('label');
   assert.equal(values[0], 'cat');
   assert.equal(colors[values.indexOf('dog')] ?? before, before);
@@ -58,14 +84,28 @@ test('values are sorted by frequency, numbers are numeric, and a color stays', (
 });
 
 test('filters pass values, ranges, images without a value, and wrong predictions, as REST does', () => {
-  const rows = rowsOf({label: 'cat', predicted_label: 'cat', w: 0.1}, {label: 'dog', predicted_label: 'cat', w: 0.6}, {predicted_label: 'dog', w: 0.9}, {label: 3, predicted_label: '3'});
+  const rows = rowsOf(
+    {label: 'cat', predicted_label: 'cat', w: 0.1},
+    {label: 'dog', predicted_label: 'cat', w: 0.6},
+    {predicted_label: 'dog', w: 0.9},
+    {label: 3, predicted_label: '3'},
+  );
   assert.equal(passed(rows, {label: {in: ['cat', 3]}}), '1001');
   assert.equal(passed(rows, {label: {in: [null, 'dog']}}), '0110');
   assert.equal(passed(rows, {w: {range: [0.5, 0.9]}}), '0110');
   assert.equal(passed(rows, {predicted_label: {differs: 'label'}}), '0100');
   const where = filters => restFilter(rows, new Map(Object.entries(filters)));
   assert.deepEqual(where({label: {in: ['cat']}}), {must: [{key: 'label', in: ['cat']}]});
-  assert.deepEqual(where({label: {in: [null, 'dog']}}), {must: [{should: [{key: 'label', in: ['dog']}, {key: 'label', exists: false}]}]});
+  assert.deepEqual(where({label: {in: [null, 'dog']}}), {
+    must: [
+      {
+        should: [
+          {key: 'label', in: ['dog']},
+          {key: 'label', exists: false},
+        ],
+      },
+    ],
+  });
   assert.deepEqual(where({predicted_label: {differs: 'label'}}), {must: [{ids: ['id1']}]});
   assert.equal(where({}), null);
   rows.deleted.add(0);
@@ -73,19 +113,30 @@ test('filters pass values, ranges, images without a value, and wrong predictions
 });
 
 test('keys and conditions have names for people', () => {
-  assert.deepEqual(['label', 'inspection.cluster', 'predicted_x', 'confidence_x', 'inspection.odd_one'].map(nameOf),
-    ['label', 'Cluster', 'Predicted x', 'Confidence in x', 'inspection.odd_one']);
+  assert.deepEqual(['label', 'inspection.cluster', 'predicted_x', 'confidence_x', 'inspection.odd_one'].map(nameOf), [
+    'label',
+    'Cluster',
+    'Predicted x',
+    'Confidence in x',
+    'inspection.odd_one',
+  ]);
   assert.equal(textOf('label', {in: [null, 'a']}), 'label: none or 1 more');
 });
 
 test('similarity has three steps, and none below chance', () => {
-  assert.deepEqual([0.9995, 0.995, 0.96, 0.94].map(share => similarity(share).steps), [3, 2, 1, 0]);
+  assert.deepEqual(
+    [0.9995, 0.995, 0.96, 0.94].map(share => similarity(share).steps),
+    [3, 2, 1, 0],
+  );
   assert.equal(similarity(null), null);
   assert.deepEqual([0.482, 0.99951, null].map(percent), ['48.2%', '>99.9%', '']);
 });
 
 test('a text gets the type of the existing values', () => {
-  assert.deepEqual([typed('3', [3, 4]), typed('5', [3, 4]), typed('5', ['a']), typed('true', [false]), typed('x', [])], [3, 5, '5', true, 'x']);
+  assert.deepEqual(
+    [typed('3', [3, 4]), typed('5', [3, 4]), typed('5', ['a']), typed('true', [false]), typed('x', [])],
+    [3, 5, '5', true, 'x'],
+  );
 });
 
 test('a table quotes, and does not run formulas', () => {
@@ -95,7 +146,12 @@ test('a table quotes, and does not run formulas', () => {
 
 test('a zip has the checksums and offsets of its files', async () => {
   const data = new TextEncoder().encode('123456789');
-  const bytes = new DataView(await zipOf([{name: 'ä.txt', data}, {name: 'b', data}]).arrayBuffer());
+  const bytes = new DataView(
+    await zipOf([
+      {name: 'ä.txt', data},
+      {name: 'b', data},
+    ]).arrayBuffer(),
+  );
   assert.equal(bytes.getUint32(14, true), 0xcbf43926); // CRC-32 of 123456789
   const end = bytes.byteLength - 22;
   assert.deepEqual([bytes.getUint32(end, true), bytes.getUint16(end + 10, true)], [0x06054b50, 2]);
@@ -104,7 +160,10 @@ test('a zip has the checksums and offsets of its files', async () => {
 
 test('a call is the same in curl and in Python', () => {
   const call = {method: 'POST', path: '/api/v1/x?y=1', body: {label: "it's", n: null, ok: true}};
-  assert.equal(curlOf(call, 'http://h', true).split('\\\n')[0], 'curl -sS -H "Authorization: Bearer $NNCLR_API_KEY" -X POST \'http://h/api/v1/x?y=1\' ');
+  assert.equal(
+    curlOf(call, 'http://h', true).split('\\\n')[0],
+    'curl -sS -H "Authorization: Bearer $NNCLR_API_KEY" -X POST \'http://h/api/v1/x?y=1\' ',
+  );
   assert.match(pythonOf(call, 'http://h', false), /json=\{"label": "it's", "n": None, "ok": True\}/);
 });
 
@@ -115,9 +174,22 @@ test('the first values have different colors, the others one', () => {
 });
 
 test('a lasso holds the points inside it, and a click finds the nearest', () => {
-  const plot = Object.assign(Object.create(Scatter.prototype), {places: Float32Array.from([0, 0, 1, 1, 3, 0]), zoom: 10, center: [0, 0], canvas: {clientWidth: 100, clientHeight: 100}});
+  const plot = Object.assign(Object.create(Scatter.prototype), {
+    places: Float32Array.from([0, 0, 1, 1, 3, 0]),
+    zoom: 10,
+    center: [0, 0],
+    canvas: {clientWidth: 100, clientHeight: 100},
+  });
   assert.deepEqual(plot.pixel(1), [60, 40]);
-  assert.deepEqual(plot.inside([[45, 35], [65, 35], [65, 55], [45, 55]]), [0, 1]);
+  assert.deepEqual(
+    plot.inside([
+      [45, 35],
+      [65, 35],
+      [65, 55],
+      [45, 55],
+    ]),
+    [0, 1],
+  );
   assert.equal(plot.nearest(62, 41, 5), 1);
   assert.equal(plot.nearest(70, 41, 5), -1);
 });

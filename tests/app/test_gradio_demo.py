@@ -22,13 +22,10 @@ from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
 
 
 @pytest.fixture(scope="module")
-def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    store = tmp_path_factory.mktemp("gradio") / "store"
-    with open_store(str(store)) as opened:
-        bench = Workbench(Encoders(str(model), device="cpu"), opened)
-        bench.index_folder("photos", photos)
-        fit_probe(bench, "things", "photos", "label")
-    yield from serve(model, store)
+def served(model, filled, serve) -> Iterator:
+    with open_store(str(filled)) as opened:
+        fit_probe(Workbench(Encoders(str(model), device="cpu"), opened), "things", "photos", "label")
+    yield from serve(model, filled)
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +44,16 @@ def demo(served, tmp_path_factory) -> Iterator[str]:
         running.wait(120)
 
 
-def write_neighbors(run: Path) -> None:
-    """Write what a training run records of its support set, at two checkpoints."""
+def write_neighbors(run: Path, checkpoints: int = 2) -> None:
+    """Write what a training run records of its support set."""
     file = io.BytesIO()
     Image.new("RGB", (56, 40), "teal").save(file, "JPEG")
     line = {"step": 10, "queries": [3], "neighbors": [[5, -1]], "similarity": [[0.5, -2.0]]}
     line["thumbnails"] = dict.fromkeys(("3", "5"), base64.b64encode(file.getvalue()).decode())
     run.mkdir()
-    (run / "neighbors.jsonl").write_text("".join(json.dumps(line | {"epoch": epoch}) + "\n" for epoch in (1, 4)))
+    (run / "neighbors.jsonl").write_text(
+        "".join(json.dumps(line | {"epoch": epoch}) + "\n" for epoch in (1, 4)[:checkpoints])
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,24 +73,23 @@ def test_each_event_is_an_endpoint_that_answers_as_the_library_does(client, serv
     captions = [[f"{m.score:.3f}", f"({percent_text(m.percentile)})", m.metadata["label"]] for m in expected]
     assert [one["caption"].split() for one in found] == captions
 
-    near = client.predict(expected[0].id, api_name="/similar")
-    assert [one["id"] for one in near] == [m.id for m in bench.search("photos", SearchQuery([expected[0].id], k=23))]
-
     overlay, _ = client.predict(handle_file(str(path)), api_name="/attention")
     assert overlay.endswith((".png", ".webp"))
 
-    answer = client.predict(handle_file(str(path)), "things", api_name="/predict")
+    answer = client.predict(handle_file(str(path)), api_name="/predict")
     [item] = bench.collection("photos").scroll(where={"must": [{"key": "path", "match": f"cat/{path.name}"}]}).items
     [labeling] = bench.predict("things", collection="photos", ids=[item.id])
     assert answer["confidences"][0]["label"] == labeling.top[0][0]
     assert answer["confidences"][0]["confidence"] == pytest.approx(labeling.top[0][1], abs=1e-3)
 
 
-def test_an_error_of_the_server_is_its_sentence(client):
+def test_an_error_of_the_server_is_its_sentence(client, tmp_path):
+    from gradio_client import handle_file
     from gradio_client.exceptions import AppError
 
-    with pytest.raises(AppError, match="no item"):
-        client.predict("missing", api_name="/similar")
+    (tmp_path / "bad.png").write_bytes(b"no image")
+    with pytest.raises(AppError, match="image"):
+        client.predict(handle_file(str(tmp_path / "bad.png")), api_name="/search")
 
 
 def test_server_files_cannot_be_read(client, demo):
@@ -127,6 +125,19 @@ def test_a_body_after_an_upgrade_is_not_executed_as_a_request(demo, offer):
     assert re.findall(rb"HTTP/1\.1 (\d)", answer) == [b"4", b"4"]
 
 
+@pytest.mark.parametrize("checkpoints", [1, 2])
+def test_the_neighbors_of_a_run_are_shown_at_each_checkpoint(served, tmp_path, checkpoints):
+    from app.gradio_demo import Demo, build
+    from nnclr_hub import Client
+
+    write_neighbors(tmp_path / "run", checkpoints)
+    with Client(served.url) as client:
+        config = build(Demo(client, "photos", tmp_path)).get_config_file()
+    kinds = [one["type"] for one in config["components"]]
+    assert kinds.count("slider") == checkpoints - 1
+    assert kinds.count("gallery") == 4
+
+
 @pytest.mark.browser
 def test_each_act_opens_with_an_answer(demo, chromium, served):
     page = chromium.new_page()
@@ -138,11 +149,14 @@ def test_each_act_opens_with_an_answer(demo, chromium, served):
     page.locator("button.thumbnail-item, .grid-container button").nth(2).click()
     page.wait_for_function(f"before => {captions}[0] !== before[0]", arg=before)
     page.get_by_role("tab", name="Attention").click()
+    maps = "[...document.querySelectorAll('.grid-container')].filter(one => one.checkVisibility())[0]?.innerHTML"
+    page.wait_for_function(f"() => ({maps} ?? '').split('<img').length === 7")  # six, before anything is clicked
+    before = page.evaluate(maps)
     image = page.locator("[data-testid=image] img:visible").first
     image.wait_for()
     box = image.bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
-    page.wait_for_function("() => document.querySelectorAll('.thumbnail-item:not([hidden]) img').length >= 6")
+    page.wait_for_function(f"before => {maps} !== before", arg=before)
     page.get_by_role("tab", name="How NNCLR learns").click()
     page.wait_for_selector(".caption-label:has-text('its positive')")
     page.wait_for_selector("text=epoch 4")

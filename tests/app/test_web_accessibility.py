@@ -8,7 +8,6 @@ from fake_runs import write_run
 from phone import PHONE
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.inspection.findings import inspect_collection
 from nnclr_hub.workbench.inspections import keep_inspection
 
@@ -16,13 +15,12 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def served(model, photos, tmp_path_factory, serve) -> Iterator:
-    folder = tmp_path_factory.mktemp("accessible")
-    with open_store(str(folder / "store")) as opened:
-        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+def served(model, photos, filled, tmp_path_factory, serve) -> Iterator:
+    runs = tmp_path_factory.mktemp("runs")
+    with open_store(str(filled)) as opened:
         keep_inspection(opened.records, inspect_collection(opened.get("photos")))
-    write_run(folder / "runs" / "photos", step=40)
-    yield from serve(model, folder / "store", page=True, source_folders=[str(photos)], runs=folder / "runs")
+    write_run(runs / "photos", step=40)
+    yield from serve(model, filled, page=True, source_folders=[str(photos)], runs=runs)
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -69,6 +67,25 @@ def test_no_screen_has_findings(opened, served, axe, theme, context):
         page.goto(f"{served.url}/#/{name}")
         page.wait_for_selector(".facts" if name.startswith("insights") else ".page h1")
         assert findings() == []
+    page.route("**/api/v1/collections", lambda route: route.fulfill(json={"collections": []}))
+    page.goto(f"{served.url}/#/collections")
+    page.reload()
+    page.wait_for_selector(".zone")
+    assert findings() == []
+    page.unroute("**/api/v1/collections")
+    page.goto(f"{served.url}/#/explore/photos")
+    page.reload()
+    page.wait_for_selector(".tile img")
+    page.locator(".sheet").focus()
+    for key, name in (("Delete", ""), ("Space", "Copy or move")):
+        page.keyboard.press(key)
+        if name:
+            page.locator("selection-bar").get_by_role("button", name=name).click()
+        page.wait_for_selector("dialog[open]")
+        page.wait_for_timeout(300)
+        assert findings() == []
+        page.keyboard.press("Escape")
+        page.locator(".sheet").focus()
     page.goto(f"{served.url}/#/collections")
     for name in ("Manage", "New collection", "Add a folder of the server"):
         page.get_by_role("button", name=name).first.click()

@@ -1,7 +1,13 @@
-"""The other pages of the web app, keys, and lost servers, in a real browser."""
+"""The other pages of the web app, keys, logins, calls and lost servers, in a real browser."""
 
+import json
+import shutil
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from threading import Thread
 
 import pytest
 from explore_actions import found
@@ -10,20 +16,14 @@ from PIL import Image
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.sources import read_original
 
 pytestmark = pytest.mark.browser
 MINE = "Ferien 2024 ü"
 KEY = "a-key-that-nobody-guesses-0123456789"
-
-
-@pytest.fixture(scope="module")
-def filled(model, photos, tmp_path_factory):
-    store = tmp_path_factory.mktemp("web") / "store"
-    with open_store(str(store)) as opened:
-        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
-    return store
+READER = "reader-0123456789abcdef"
+ODD = 'the "so" $HOME `id` \\ & é, {x} #1; true.jpg'
+LABEL = 'it\'s "true" $HOME'
 
 
 @pytest.fixture(scope="module")
@@ -31,12 +31,19 @@ def served(model, filled, photos, tmp_path_factory, serve) -> Iterator:
     runs = tmp_path_factory.mktemp("runs")
     write_run(runs / "first", step=40)
     yield from serve(
-        model, filled, page=True, write_keys=[KEY], runs=runs, originals_bytes=10**8, source_folders=[photos]
+        model,
+        filled,
+        page=True,
+        write_keys=[KEY],
+        api_keys=(f"phone:{READER}",),
+        runs=runs,
+        originals_bytes=10**8,
+        source_folders=[photos],
     )
 
 
-def log_in(page) -> None:
-    page.locator("dialog[open] input").fill(KEY)
+def log_in(page, key: str = KEY) -> None:
+    page.locator("dialog[open] input").fill(key)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_selector("dialog[open]", state="detached")
 
@@ -153,21 +160,9 @@ def test_dropped_files_are_added_where_they_are_dropped(opened, served, photos, 
     served.bench.drop("holidays")
 
 
-def test_an_empty_store_takes_a_folder(model, photos, chromium, serve, tmp_path):
-    open_store(str(tmp_path / "store")).close()
-    for served in serve(model, tmp_path / "store", page=True):
-        page = chromium.new_page(viewport={"width": 1440, "height": 900})
-        page.goto(served.url)
-        page.wait_for_selector(".zone")
-        drop(page, [photos], ".zone h2")
-        page.wait_for_url(f"**/#/explore/{photos.name}", timeout=60_000)
-        page.wait_for_selector("item-map > .tools:not([hidden])", timeout=60_000)
-        collection = served.bench.collection(photos.name)
-        assert collection.count() == sum(path.is_file() for path in photos.rglob("*"))
-        page.close()
-
-
-def test_an_empty_store_offers_a_sample_gallery_and_a_folder(model, photos, chromium, serve, tmp_path, monkeypatch):
+def test_an_empty_store_offers_a_sample_gallery_and_takes_folders(
+    model, photos, chromium, serve, tmp_path, monkeypatch
+):
     monkeypatch.setattr("app.web_app.SAMPLES", 3)
     open_store(str(tmp_path / "store")).close()
     for served in serve(model, tmp_path / "store", page=True, source_folders=[str(photos.parent), str(photos)]):
@@ -186,6 +181,14 @@ def test_an_empty_store_offers_a_sample_gallery_and_a_folder(model, photos, chro
         page.get_by_role("button", name="Add", exact=True).click()
         page.wait_for_url("**/#/explore/cat", timeout=120_000)
         assert served.bench.collection("cat").count() == 20
+        served.bench.drop("cat")
+        page.goto(f"{served.url}/#/collections")
+        page.reload()
+        page.wait_for_selector(".zone")
+        drop(page, [photos / "coffee"], ".zone h2")
+        page.wait_for_url("**/#/explore/coffee", timeout=120_000)
+        page.wait_for_selector("item-map > .tools:not([hidden])", timeout=120_000)
+        assert served.bench.collection("coffee").count() == 20
         page.close()
 
 
@@ -215,7 +218,9 @@ def test_a_collection_is_renamed_and_merged(opened, served, photos):
     page.get_by_label("few", exact=True).get_by_role("button", name="Manage").click()
     page.get_by_label("Name", exact=True).fill("photos")
     page.get_by_role("button", name="Rename").click()
-    page.wait_for_selector(".message.error")
+    problem = page.locator(".message.error")
+    problem.wait_for()
+    assert problem.inner_text().count(".") == 1
     page.get_by_label("Name", exact=True).fill("Ferien ü")
     page.get_by_role("button", name="Rename").click()
     page.get_by_label("Ferien ü", exact=True).get_by_role("button", name="Manage").click()
@@ -359,9 +364,111 @@ def test_runs_and_their_reports_are_shown(opened):
     page.wait_for_selector("iframe:not([hidden])")
 
 
-def test_a_read_only_server_offers_no_change(model, filled, chromium, serve, tmp_path):
-    import shutil
+@pytest.fixture
+def reader(opened):
+    """Open the app and log in; its policy must block nothing."""
+    page = opened(allowed=("401", "403"))
+    log_in(page, READER)
+    page.wait_for_selector(".tile img")
+    return page
 
+
+def test_a_reader_searches_and_logs_out(reader, served, image_files):
+    page = reader
+    assert page.evaluate("document.cookie") == ""
+    [cookie] = page.context.cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+    page.set_input_files("query-bar input[type=file]", str(image_files[5]))
+    page.wait_for_selector(".tile .score:not(:empty)")
+    assert page.locator(".tile[aria-posinset='1'] .score").inner_text() == "●●●"
+    status = "async url => (await fetch(url, {method: 'PUT', body: '{}'})).status"
+    assert page.evaluate(status, f"{served.url}/api/v1/collections/x") == 403
+    page.get_by_role("button", name="Log out").click()
+    page.wait_for_selector("dialog[open] input[type=password]")
+    assert page.context.cookies() == []
+
+
+def test_a_page_of_another_origin_can_neither_read_nor_use_the_login(reader, served):
+    """Another port of this machine is another origin, but it has the same cookies."""
+    page = reader
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(b"<title>elsewhere</title>")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing."""
+
+    id = page.locator(".tile").first.get_attribute("data-id")
+    image = f"{served.url}/api/v1/collections/photos/items/{id}/thumbnail"
+    other = HTTPServer(("127.0.0.1", 0), Elsewhere)
+    thread = Thread(target=other.serve_forever, args=(0.05,))
+    thread.start()
+    try:
+        with page.context.new_page() as elsewhere:
+            elsewhere.goto(f"http://127.0.0.1:{other.server_address[1]}/")
+            read = """async url => { try { return await (await fetch(url, {credentials: 'include'})).text() }
+                      catch (error) { return 'blocked' } }"""
+            send = read.replace("{credentials", "{method: 'POST', mode: 'no-cors', credentials")
+            assert elsewhere.evaluate(read, f"{served.url}/v1/models") == "blocked"
+            assert elsewhere.evaluate(send, f"{served.url}/logout") == "blocked"
+            loads = """url => new Promise(done => { const image = new Image(); image.onload = () => done(true);
+                       image.onerror = () => done(false); image.src = url })"""
+            assert elsewhere.evaluate(loads, image) is False
+            frame = """url => new Promise(done => { const frame = document.createElement('iframe');
+                       frame.onload = () => { try { done(frame.contentDocument === null) } catch (e) { done(true) } };
+                       frame.src = url; document.body.append(frame) })"""
+            assert elsewhere.evaluate(frame, f"{served.url}/") is True
+    finally:
+        other.shutdown()
+        thread.join()
+        other.server_close()
+    page.reload()
+    page.wait_for_selector(".tile img")  # the other page did not log the user out
+
+
+def test_each_call_runs_as_curl_and_as_python(opened, served, photos, tmp_path):
+    own = tmp_path / ODD
+    own.write_bytes(sorted((photos / "cat").iterdir())[0].read_bytes())
+    page = opened(path="/#/explore/photos", allowed=("401",))
+    log_in(page)
+    page.wait_for_selector(".tile img")
+    page.set_input_files("query-bar input[type=file]", own)  # embed, and search by a vector
+    ids = found(page)
+    page.locator(".sheet").focus()
+    page.keyboard.press("l")
+    page.get_by_role("combobox", name="Label", exact=True).fill(LABEL)
+    page.get_by_role("button", name="Label", exact=True).last.click()  # PATCH
+    page.wait_for_selector(".message")
+    page.locator(".sheet").focus()
+    page.keyboard.press("v")
+    page.wait_for_selector(".neighbors li")
+    with page.expect_response("**/attention"):
+        page.get_by_role("button", name="Where it looks").click()  # a form with a downloaded image
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="API").click()
+    page.wait_for_selector("pre")
+    titles = page.locator("article h3").all_inner_texts()
+    assert [title.split("/")[-1] for title in titles] == ["attention", "items", "search", "embed"]
+    environment = {"NNCLR_API_KEY": KEY, "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    for text in page.get_by_label("curl").all_inner_texts():
+        done = subprocess.run(["sh", "-c", text], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        answer = json.loads(done.stdout)
+        assert "code" not in answer, (text, answer)
+        if "matches" in answer:
+            assert [one["id"] for one in answer["matches"]][: len(ids)] == ids
+    programs = "\n".join(page.get_by_label("Python").all_inner_texts())
+    done = subprocess.run(
+        [sys.executable, "-c", programs], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 4), done.stderr
+    assert served.bench.collection("photos").get(ids[:1])[0].metadata["label"] == LABEL
+
+
+def test_a_read_only_server_offers_no_change(model, filled, chromium, serve, tmp_path):
     for server in serve(model, shutil.copytree(filled, tmp_path / "copy"), page=True, read_only=True):
         page = chromium.new_page()
         page.goto(f"{server.url}/#/collections")

@@ -6,11 +6,13 @@ import zipfile
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from explore_actions import expected, found, ids, search
 from phone import PHONE
+from PIL import Image, ImageFilter
 
-from nnclr_hub.store.items import percent_text
+from nnclr_hub.store.items import Item, percent_text
 from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench.inspection.findings import inspect_collection
 from nnclr_hub.workbench.inspections import get_inspection, keep_inspection, list_inspections
@@ -233,10 +235,68 @@ def test_results_are_near_the_top_of_a_phone(explore):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_the_first_load_is_small(explore):
-    sent = """[...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')]
-        .filter(one => !one.name.includes('/thumbnail')).reduce((sum, one) => sum + one.encodedBodySize, 0)"""
-    assert 10_000 < explore().evaluate(sent) < 100_000  # bytes, compressed
+def bytes_until(page: Any, address: str, selector: str) -> tuple[int, int]:
+    """Open an address; return the bytes that the network had transferred when the first such image was loaded, and of
+    how many requests."""
+    done: dict[str, list[tuple[float, int]]] = {}
+    clock: list[float] = []
+    network = page.context.new_cdp_session(page)
+    network.send("Network.enable")
+    network.on("Network.requestWillBeSent", lambda event: clock.append(event["wallTime"] - event["timestamp"]))
+    for name in ("responseReceived", "dataReceived"):
+        network.on(
+            f"Network.{name}",
+            lambda event: done.setdefault(event["requestId"], []).append(
+                (event["timestamp"], int(event.get("response", event)["encodedDataLength"]))
+            ),
+        )
+    page.add_init_script(
+        f"""document.addEventListener('load', event => {{
+            if (event.target.matches?.('{selector}')) window.first ??= performance.timeOrigin + performance.now();
+        }}, true)"""
+    )
+    page.goto(address)
+    page.wait_for_function("() => window.first")
+    end = page.evaluate("window.first") / 1000 - clock[0]
+    before = [[size for time, size in parts if time <= end] for parts in done.values()]
+    return sum(map(sum, before)), sum(map(bool, before))
+
+
+def test_the_first_image_of_a_large_collection_needs_few_bytes(opened, served):
+    """20,000 images with the metadata and the thumbnails of photos."""
+    few = served.bench.collection("photos")
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (9, 128, 128, 3), dtype=np.uint8)
+    thumbnails = []
+    for one in pixels:
+        image = Image.fromarray(one).filter(ImageFilter.GaussianBlur(1.2))
+        image.save(file := io.BytesIO(), "JPEG", quality=80)
+        thumbnails.append(file.getvalue())
+    assert min(map(len, thumbnails)) > 4_000
+    collection = served.bench.store.create("many", few.spec)
+    [model] = few.scroll(limit=1).items
+    vectors = rng.standard_normal((20_000, few.spec.dim)).astype(np.float32)
+    for start in range(0, 20_000, 5_000):
+        collection.upsert(
+            [
+                Item(
+                    f"{k:032x}",
+                    vectors[k],
+                    {**model.metadata, "path": f"folder{k % 100}/{k}.jpg", "pixel_sha256": rng.bytes(32).hex()},
+                    thumbnails[k % 9],
+                )
+                for k in range(start, start + 5_000)
+            ]
+        )
+    try:
+        page = opened("/app/icon.svg")
+        sent, requests = bytes_until(page, f"{served.url}/#/explore/many", ".tile img")
+        assert requests > 20
+        assert 100_000 < sent < 450_000
+        page.wait_for_function("() => document.querySelector('.verdict').textContent === '20,000 images'")
+        page.wait_for_selector(".tile[aria-setsize='20000']")  # the others arrive afterwards
+    finally:
+        served.bench.drop("many")
 
 
 def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
@@ -245,6 +305,8 @@ def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
     page.get_by_role("button", name="Fit").click()
     page.wait_for_selector(".probe table")
     assert "95%" in page.locator(".probe .verdict").inner_text()
+    shares = page.eval_on_selector_all(".probe meter", "all => all.map(one => one.value)")
+    assert shares == sorted(shares)  # the worst class first
     page.get_by_role("button", name="Apply to the whole collection").click()
     page.wait_for_selector(".message:has-text('confidence_label')")
     assert page.locator("[data-facet=predicted_label] .facet").count() >= 2
@@ -254,6 +316,43 @@ def test_a_probe_is_fitted_and_applied_to_the_collection(explore, served):
     for item, labeling in zip(items, predicted, strict=True):
         assert item.metadata["predicted_label"] == labeling.label
         assert abs(item.metadata["confidence_label"] - labeling.top[0][1]) < 0.001
+
+
+def test_sure_predictions_become_the_labels_of_images_without_one(explore, served):
+    collection = served.bench.collection("photos")
+    before = collection.get([item.id for items in collection.read_all() for item in items])
+    hidden = [item.id for item in before[::4]]
+    collection.update_metadata({"label": None}, ids=hidden)
+    try:
+        page = explore()
+
+        def half_sure(route: Any) -> None:
+            """A random encoder is never sure."""
+            answer = route.fetch()
+            results = answer.json()["results"]
+            for place, one in enumerate(results):
+                one["top"][0]["probability"] = 0.9 if place % 8 == 0 else 0.89
+            route.fulfill(response=answer, json={"results": results})
+
+        page.route("**/predict", half_sure)
+        page.get_by_role("button", name="Probe").click()
+        page.get_by_role("button", name="Fit").click()
+        page.get_by_role("button", name="Label those that are sure").click()
+        page.wait_for_selector(".message:has-text('labeled by the probe')")
+        items = collection.get([item.id for item in before])
+        given = {item.id: item.metadata["label"] for item in items if "label" in item.metadata}
+        sure = {
+            item.id: item.metadata["predicted_label"]
+            for item in items
+            if item.id in hidden and item.metadata["confidence_label"] >= 0.9
+        }
+        assert 0 < len(sure) < len(hidden)
+        assert given == {item.id: item.metadata["label"] for item in before if item.id not in hidden} | sure
+        page.keyboard.press("Control+z")
+        page.wait_for_selector(".message:has-text('Undone')")
+        assert not [item for item in collection.get(hidden) if "label" in item.metadata]
+    finally:
+        collection.upsert(before)
 
 
 def lasso(page: Any, share: float) -> None:
@@ -364,6 +463,22 @@ def test_a_busy_server_is_reported_while_the_page_waits(explore):
     assert page.locator("#connection").is_hidden()
 
 
+def test_a_page_waits_for_a_server_that_starts(opened, served):
+    """Its first answers are the refusals of a server that still loads its encoder."""
+    page = opened("/app/icon.svg", allowed=("503",))
+    refused = {"code": "not_ready", "detail": "The server is starting.", "status": 503}
+    answers = iter([refused] * 2)
+
+    def answer(route: Any) -> None:
+        body = next(answers, None)
+        route.continue_() if body is None else route.fulfill(status=503, json=body)
+
+    page.route("**/api/v1/collections", answer)
+    page.goto(f"{served.url}/#/explore/photos")
+    page.wait_for_selector(".tile img")
+    assert not page.locator(".message.error").count()
+
+
 def test_what_keys_act_on_is_named(explore):
     page = explore()
     page.locator(".sheet").focus()
@@ -420,14 +535,20 @@ def test_images_are_copied_and_moved_with_their_vectors(explore, served):
     served.bench.drop("copies")
 
 
-def test_nothing_moves_when_images_arrive_and_a_search_begins(explore, opened):
-    page = opened(path="/#/explore/photos")
-    page.wait_for_selector(".tile img[src]")
-    page.wait_for_timeout(1500)
+def test_no_page_shifts_while_it_loads(opened, served):
+    inspect_once(served)
     shift = """() => new Promise(done => new PerformanceObserver(list => done(list.getEntries()
         .reduce((sum, one) => sum + (one.hadRecentInput ? 0 : one.value), 0)))
-        .observe({type: 'layout-shift', buffered: true}) ?? setTimeout(() => done(0), 1000))"""
-    assert page.evaluate(shift) < 0.02
+        .observe({type: 'layout-shift', buffered: true}) ?? setTimeout(() => done(0), 500))"""
+    for address in ("explore/photos", "insights/photos", "collections", "training", "api"):
+        page = opened(path=f"/#/{address}")
+        page.wait_for_selector(".tile img[src], .facts, .sample img[src], .page .empty")
+        page.wait_for_timeout(700)
+        assert page.evaluate(shift) < 0.02, address
+
+
+def test_nothing_moves_when_a_search_begins(explore):
+    page = explore()
     top = page.locator(".sheet").bounding_box()["y"]
     search(page)
     page.keyboard.press("+")
@@ -503,3 +624,16 @@ def test_the_legend_of_the_map_hides_and_isolates(explore, served):
     assert page.evaluate(drawn) == cats
     legend.get_by_role("button", name="cat").dblclick()
     assert page.evaluate(drawn) == number
+
+
+def test_swagger_sends_a_request_and_shows_its_curl_command(opened, served):
+    """/docs without another host, within its policy."""
+    page = opened("/docs")
+    page.wait_for_selector(".opblock")
+    assert page.locator(".opblock").count() > 50
+    operation = page.locator("[id*=healthz]").first
+    operation.locator("button").first.click()
+    operation.get_by_text("Try it out").click()
+    operation.get_by_text("Execute", exact=True).click()
+    assert f"'{served.url}/healthz'" in operation.locator(".curl").first.inner_text()
+    assert '"status": "ok"' in operation.locator(".live-responses-table").inner_text()

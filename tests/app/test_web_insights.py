@@ -9,7 +9,6 @@ from explore_actions import option
 from phone import PHONE
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, Workbench
 from nnclr_hub.workbench.inspection.findings import inspect_collection, write_fields
 from nnclr_hub.workbench.inspections import get_inspection, keep_inspection
 
@@ -17,11 +16,9 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture(scope="module")
-def served(model, photos, tmp_path_factory, serve) -> Iterator:
+def served(model, photos, filled, serve) -> Iterator:
     """Serve photos with an inspection whose findings are known: suspects 0 to 2, copies 3 to 5, outliers 6 to 8."""
-    store = tmp_path_factory.mktemp("insights") / "store"
-    with open_store(str(store)) as opened:
-        Workbench(Encoders(str(model), device="cpu"), opened).index_folder("photos", photos)
+    with open_store(str(filled)) as opened:
         collection = opened.get("photos")
         made = inspect_collection(collection)
         label = {item.id: item.metadata["label"] for item in collection.get(made.ids)}
@@ -35,7 +32,7 @@ def served(model, photos, tmp_path_factory, serve) -> Iterator:
         findings = {**made.findings, **copies, "suspect_labels": suspects, "outliers": outliers}
         kept = write_fields(collection, replace(made, findings=findings), collection.update_each)
         keep_inspection(opened.records, kept)
-    yield from serve(model, store, page=True, source_folders=[str(photos)])
+    yield from serve(model, filled, page=True, source_folders=[str(photos)])
 
 
 @pytest.fixture
