@@ -26,8 +26,6 @@ import logging
 import re
 import secrets
 import socket
-import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -58,7 +56,6 @@ LONG = 256  # characters of a path that is not remembered
 COOKIE = "nnclr_session"
 NO_KEY = Key("", (), b"")  # for routes that need none
 ANYONE = Key("", (READ, WRITE), b"")  # every client of a server without keys
-WRONG_KEYS_PER_MINUTE = 20
 MAX_ENDED = 100_000  # ended sessions that are remembered
 LOGIN, LOGOUT = "/login", "/logout"
 MAX_FORM = 4096  # bytes
@@ -248,10 +245,6 @@ def _may_use_cookie(method: str, headers: Headers) -> bool:
 class AccessControl:
     """Pass a request on, or answer why it is refused.
 
-    An address that sends many wrong keys gets 429 for further wrong ones. A right key is always accepted: one
-    misconfigured program does not lock out the other clients behind its address. Guessing stays hopeless, because
-    keys are long.
-
     Args:
         app: the app behind this layer.
         access: what each route requires.
@@ -269,8 +262,6 @@ class AccessControl:
         self._has_keys = len(self._keys) > 0
         self._key_of_session = {_session_name(key): key for key in self._keys}
         self._ended: dict[str, None] = {}  # ids of sessions, the oldest first
-        self._wrong_keys: Counter[str] = Counter()  # by address, in this minute
-        self._minute = 0
         secret, seconds = settings.session_secret.get_secret_value(), int(settings.session_hours * 3600)
 
         def with_session(name: str, *, secure: bool) -> ASGIApp:
@@ -354,13 +345,6 @@ class AccessControl:
         key = self._keys.find(secret)
         if key is not None:
             return key
-        if (minute := int(time.monotonic() // 60)) != self._minute:
-            self._minute = minute
-            self._wrong_keys.clear()
-        self._wrong_keys[address] += 1
-        if self._wrong_keys[address] > WRONG_KEYS_PER_MINUTE:
-            detail = "Too many wrong keys from this address; check the key and try again in a minute."
-            raise Refused("too_many_wrong_keys", detail, {"Retry-After": "60"})
         log.warning("wrong key from %s", address)
         raise _unauthorized("This key is not valid for this server; check it.")
 

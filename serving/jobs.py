@@ -23,34 +23,29 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-import numpy as np
 from anyio.to_thread import run_sync
 
-from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.errors import (
-    DeadlineExceeded,
     DiskFull,
-    ImageError,
     JobNotFound,
     NNCLRHubError,
     NotReady,
     OpenedForReading,
     Overloaded,
-    RequestTooLarge,
     StoreError,
 )
-from nnclr_hub.hub.sources import recorded_source, split_reading
 from nnclr_hub.store.records import KEPT_ELSEWHERE, Record, Records
-from nnclr_hub.workbench import Models, Workbench
+from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.staging import folder_of, renew, staged, unstage
 from nnclr_hub.workbench.tasks import Cancelled, Interrupted, Task, TaskContext, all_tasks
 
 from .answers import bounded
+from .patient_models import PatientModels
 from .problems import status_of
 from .telemetry import Metrics
 
@@ -616,65 +611,3 @@ def own_tasks() -> dict[str, Task]:
     """Return the tasks of the registry; imports of images are another kind, so that those of vectors do not wait."""
     tasks = all_tasks()
     return {**tasks, "add": tasks["import"]}
-
-
-# ---- the models of jobs. While the engine is busy, requests get 429, and jobs wait and try again
-
-MAX_WAIT_S = 5.0
-IMAGES_PER_CALL = 32  # few, so that requests get their turn in between
-
-
-class PatientModels:
-    """Models whose embedders retry while the engine is busy.
-
-    The sources come from stored jobs, and the store may come from elsewhere. So they may not name a file of Python,
-    except that of the server's own --model.
-
-    Args:
-        wait: sleeps for some seconds; may raise to end the work.
-    """
-
-    def __init__(self, models: Models, wait: Callable[[float], None]) -> None:
-        self._models, self._wait = models, wait
-
-    @property
-    def default(self) -> str:
-        return self._models.default
-
-    def get(self, source: str | None = None) -> Embedder:
-        """See `Models.get`; ModelFilesMissing is raised for a Python file that the server was not started with."""
-        if source and split_reading(source)[0] != split_reading(self.default)[0]:
-            source = recorded_source(source, "this job")
-        return cast(Embedder, PatientEmbedder(self._models.get(source), self._wait))
-
-    def by_fingerprint(self, fingerprint: str) -> Embedder | None:
-        """See `Models.by_fingerprint`."""
-        found = self._models.by_fingerprint(fingerprint)
-        return None if found is None else cast(Embedder, PatientEmbedder(found, self._wait))
-
-
-class PatientEmbedder:
-    """An embedder that retries while the engine is busy."""
-
-    def __init__(self, embedder: Embedder, wait: Callable[[float], None]) -> None:
-        self._embedder, self._wait = embedder, wait
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._embedder, name)
-
-    def embed_each(self, images: Iterable[ImageLike]) -> list[np.ndarray | ImageError]:
-        """See `Embedder.embed_each`."""
-        images, per_call = list(images), IMAGES_PER_CALL
-        results: list[np.ndarray | ImageError] = []
-        while len(results) < len(images):
-            try:
-                results += self._embedder.embed_each(images[len(results) : len(results) + per_call])
-            except RequestTooLarge:  # a few large decoded photos exceed what the engine admits at once
-                if per_call == 1:
-                    raise
-                per_call //= 2
-            except Overloaded as error:
-                self._wait(min(error.retry_after, MAX_WAIT_S))
-            except (DeadlineExceeded, NotReady):
-                self._wait(1.0)
-        return results

@@ -67,13 +67,12 @@ HTTP = {
     "method_not_allowed": (405, "The path does not support this method; see the Allow header."),
     "unsupported_media_type": (415, "The path does not support the media type of the body."),
     "unsupported_encoding": (415, "The body is compressed; send it uncompressed."),
-    "too_many_wrong_keys": (429, "Too many wrong API keys were sent from this address."),
     "internal": (500, "The server failed; the reason is in its log."),
 }
 # of every route, because access control and limits come first
 ANYWHERE = (
     "malformed unauthorized forbidden host_not_allowed origin_not_allowed internal invalid_request "
-    "unsupported_encoding too_many_wrong_keys request_too_large request_too_slow deadline_exceeded overloaded not_ready"
+    "unsupported_encoding request_too_large request_too_slow deadline_exceeded overloaded not_ready"
 )
 UNREADABLE = "undecodable_image unsupported_image image_too_large"  # of routes that read images
 

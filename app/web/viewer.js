@@ -16,7 +16,7 @@ const SIDE = 512; // pixels of the images that the encoder gets for a map
 const HINTS = {
   box: 'Draw a box on the image, or press Tab and use the arrow keys and Enter.',
   attention:
-    'Bright where the encoder looks. ' +
+    'Bright where the encoder looks; darker towards the edges, where objects rarely are. ' +
     'Click a point or draw a box to see what is similar to it, here and in the nearest images.',
   why: 'Bright where this image is similar to your query.',
 };

@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import numpy as np
 
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError
-from nnclr_hub.read_ahead import batches
 from nnclr_hub.store import checks
 from nnclr_hub.store.base import Collection, Match, SearchOptions, Where
 from nnclr_hub.store.cancellation import check_cancelled
@@ -434,7 +433,8 @@ def run_in_turn(collection: Collection, queries: Sequence[SearchQuery | NNCLRHub
     answered: set[int] = set()
     for group in groups.values():
         first = group[0][1]
-        for some in batches(group, max(1, TOGETHER // (first.k + first.offset))):
+        size = max(1, TOGETHER // (first.k + first.offset))
+        for some in (group[start : start + size] for start in range(0, len(group), size)):
             check_cancelled()
             if len(some) == 1:
                 continue

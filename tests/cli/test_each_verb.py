@@ -226,15 +226,16 @@ def test_the_place_of_each_report_exists(server, tmp_path, monkeypatch):
         for there in (client.store, store):
             there.create("report", CollectionSpec(4)).upsert(items())
     for kind, place in (("server", server.url), ("store", tmp_path / "store")):
-        words = ("report", "--out", tmp_path / kind, "--write-fields", f"--{kind}", place)
+        to = tmp_path / f"of-{kind}"
+        words = ("report", "--out", to, "--write-fields", f"--{kind}", place)
         code, out, err = nnclr("inspect", *words)
         assert code == 0, err
         [page] = re.findall(r"The report is (\S+)\.\s", out)
         [tables] = re.findall(r"files in (\S+)\.", out)
-        assert tables == str(tmp_path / kind)
-        assert (tmp_path / kind / "findings.json").is_file()
-        assert page == (f"{server.url}/#/insights/report" if kind == "server" else str(tmp_path / kind / "report.html"))
-        assert (tmp_path / kind / "report.html").exists() is (kind == "store")
+        assert tables == str(to)
+        assert (to / "findings.json").is_file()
+        assert page == (f"{server.url}/#/insights/report" if kind == "server" else str(to / "report.html"))
+        assert (to / "report.html").exists() is (kind == "store")
 
 
 @pytest.fixture

@@ -62,12 +62,12 @@ def indexed(image_files, tmp_path_factory) -> list[str]:
     return place
 
 
-def test_without_a_network_a_token_and_a_home(indexed, image_files, photos, tmp_path):
-    query = str(image_files[0])
+def test_without_a_network_a_token_and_a_home(indexed, image_files, tmp_path):
+    photos, query = image_files[0].parent, str(image_files[0])
     said = check(
         [
             (FAILS, ["demo", "--no-gradio", "--port", "0"]),
-            (FAILS, ["demo", "--no-gradio", "--port", "0", "--images", str(image_files[0].parent)]),
+            (FAILS, ["demo", "--no-gradio", "--port", "0", "--images", str(photos)]),
             (WORKS, ["models"]),
             (WORKS, ["inspect", str(photos), "--out", str(tmp_path / "report"), "--model", STARTER]),
             (WORKS, ["info", STARTER]),
@@ -84,8 +84,9 @@ def test_without_a_network_a_token_and_a_home(indexed, image_files, photos, tmp_
     assert all("NNCLR_CACHE" in one for one in said[:2])
 
 
-def test_on_a_full_disk(indexed, image_files, photos, tmp_path):
+def test_on_a_full_disk(indexed, image_files, tmp_path):
     """A limit of the size of files is reported by the system like a full disk."""
+    photos = image_files[0].parent
     out = [str(tmp_path / name) for name in ("v.npy", "v.parquet", "v", "export", "sheet.html", "new")]
     check(
         [

@@ -82,7 +82,7 @@ def test_without_torch_images_are_embedded_indexed_and_searched(image_files, tmp
             (WORKS, ["pretrain", "--recipes"]),
             (WORKS, ["verify", STARTER]),
             (WORKS, ["embed", str(photos), "--out", str(tmp_path / "vectors.npy"), "--model", STARTER]),
-            (WORKS, ["inspect", str(photos.parent), "--out", str(tmp_path / "report"), "--model", STARTER]),
+            (WORKS, ["inspect", str(photos), "--out", str(tmp_path / "report"), "--model", STARTER]),
             ("torch", ["attention", query, "--out", str(tmp_path / "map.png")]),
             ("torch", ["onnx", STARTER, str(tmp_path / "model.onnx")]),
             ("torch", ["info", "timm:resnet18"]),

@@ -9,7 +9,7 @@ import torch
 from commands import nnclr
 
 from nnclr_hub import load_encoder
-from nnclr_hub.hub.layout import GRAPH
+from nnclr_hub.hub.layout import GRAPH, read_config
 
 
 def test_export_reports_skipped_checks(model, tmp_path):
@@ -20,8 +20,7 @@ def test_export_reports_skipped_checks(model, tmp_path):
     card = (tmp_path / "copy" / "README.md").read_text()
     assert "Weights: mit. Training images: my own." in card
     assert (tmp_path / "copy" / GRAPH).is_file()
-    code, text, _ = nnclr("export", model, tmp_path / "again", "--json")
-    assert json.loads(text)["rechecked"] == {"knn20/made_up": None}
+    assert read_config(tmp_path / "copy").nnclr["rechecked"] == {"knn20/made_up": None}
 
 
 def test_card_prints_or_writes_and_keeps_edits(model, tmp_path):

@@ -54,19 +54,16 @@ def test_async_calls_use_the_encoder_of_a_collection(server, client, encoder, im
 
 
 def test_errors_have_the_classes_of_the_library(client, image_files, tmp_path):
-    with pytest.raises(InvalidRequest):
-        client.attention(image_files[0], Box(0, 0, 99, 9))
-    with pytest.raises(InvalidRequest):
-        client.attention(image_files[0], head=0)
-    with pytest.raises(InvalidRequest):
-        client.attention(image_files[0], target=image_files[:7])
-    with pytest.raises(InvalidRequest):
-        client.attention(image_files[0], target=[])
-    with pytest.raises(InvalidRequest):
-        client.attention(image_files[0], query=(1, 2))
-    with pytest.raises(ImageError):
-        client.attention(b"garbage")
-    with pytest.raises(ImageError):
-        client.attention(tmp_path / "none.jpg")
-    with pytest.raises(CollectionNotFound):
-        client.attention(image_files[0], collection="none")
+    image = image_files[0]
+    for wrong, asked, kind in (
+        (image, {"query": Box(0, 0, 99, 9)}, InvalidRequest),
+        (image, {"head": 0}, InvalidRequest),
+        (image, {"target": image_files[:7]}, InvalidRequest),
+        (image, {"target": []}, InvalidRequest),
+        (image, {"query": (1, 2)}, InvalidRequest),
+        (b"garbage", {}, ImageError),
+        (tmp_path / "none.jpg", {}, ImageError),
+        (image, {"collection": "none"}, CollectionNotFound),
+    ):
+        with pytest.raises(kind):
+            client.attention(wrong, **asked)

@@ -16,7 +16,7 @@ from client.scripted_server import Response, scripted
 from PIL import Image
 
 from nnclr_hub import AsyncClient, Client, open_store
-from nnclr_hub.client import remote, uploads
+from nnclr_hub.client import remote
 from nnclr_hub.client.uploads import MOST_BYTES
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.pages import pages
@@ -178,7 +178,7 @@ def test_an_interrupted_upload_keeps_acknowledged_images_and_continues(server, c
 
 
 def test_a_refused_upload_stops_all_workers(client, folder, monkeypatch):
-    monkeypatch.setattr(uploads, "MOST", 5)  # a dozen requests, so that some are still to come
+    monkeypatch.setattr(remote, "MOST", 5)  # a dozen requests, so that some are still to come
     with pytest.raises(CollectionNotFound):
         client.collection("nowhere").index_folder(folder)
     client.create_collection("vanishing")

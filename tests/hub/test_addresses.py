@@ -14,7 +14,6 @@ from hub_server import HubServer, running_hub
 from nnclr_hub import load_encoder
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, TamperedModel, UnknownModel
-from nnclr_hub.hub.addresses import pinned_digits
 from nnclr_hub.hub.layout import CONFIG, WEIGHTS, sha256_of
 from nnclr_hub.hub.sources import resolve, verify
 
@@ -167,12 +166,6 @@ def test_a_redirect_leads_only_where_an_address_could(name):
     finally:
         server.shutdown()
         server.server_close()
-
-
-def test_digits_stand_at_the_end_of_the_name_alone():
-    assert pinned_digits("a-01234567.safetensors") == "01234567"
-    for name in ("a-0123456.safetensors", "a-01234567.safetensors.pth", "a.safetensors", "a-0123456g.safetensors"):
-        assert pinned_digits(name) is None
 
 
 def test_an_invalid_config_is_not_kept(server, name, model, make_model):

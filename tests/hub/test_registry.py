@@ -11,7 +11,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.errors import ModelFilesMissing, UnknownModel
 from nnclr_hub.hub import registry
 from nnclr_hub.hub.layout import CONFIG, WEIGHTS, read_config, sha256_of
-from nnclr_hub.hub.registry import ARCHITECTURES, MODELS, InputContract, ModelInfo, default_model, model_info
+from nnclr_hub.hub.registry import MODELS, InputContract, ModelInfo, default_model, model_info
 from nnclr_hub.hub.sources import resolve
 from nnclr_hub.publish.provenance import check_license
 
@@ -36,17 +36,6 @@ def test_no_license_allows_more_than_the_images_and_the_parents():
 def test_the_name_of_an_architecture_has_hints_for_its_weights(name):
     with pytest.raises(UnknownModel, match=f"timm:{name}.*random:{name}"):
         load_encoder(name)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_network_without_weights_says_what_there_is(name):
-    with pytest.raises(UnknownModel):
-        load_encoder(name)
-
-
-def test_a_typing_error_is_answered_with_the_nearest_name():
-    with pytest.raises(UnknownModel):
-        model_info("nnclr_resnet5O")
 
 
 def test_an_unpublished_model_has_no_revisions_and_names_its_folder():

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from nnclr_hub.workbench.duplicates import near_duplicates
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image
 
 
+@cache
 def photo(seed: int) -> Image.Image:
     """An image with structure at several scales and another color."""
     rng = np.random.default_rng(seed)
@@ -41,9 +43,6 @@ def jittered(image: Image.Image, number: int) -> Image.Image:
     return reencoded(ImageEnhance.Brightness(cut).enhance(float(rng.uniform(0.85, 1.15))), number)
 
 
-VERSIONS: dict[str, Callable] = {"exact": exact, "reencoded": reencoded, "jittered": jittered}
-
-
 def counts(copies: dict[int, int], version: Callable) -> tuple[int, int]:
     """Return the number of surplus images and of leaks between the first and the second version of each image."""
     named = [(seed, number) for seed, count in copies.items() for number in range(count)]
@@ -59,30 +58,24 @@ def counts(copies: dict[int, int], version: Callable) -> tuple[int, int]:
     return sum(len(group) - 1 for group in found.groups), len(leaks)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+EACH = dict.fromkeys(range(10), 6)
+ONE = {0: 30, **dict.fromkeys(range(1, 16), 1)}
+HALF = {**dict.fromkeys(range(10), 2), **dict.fromkeys(range(10, 20), 1)}
+
+
 @pytest.mark.parametrize(
-    "copies",
-    [
-        dict.fromkeys(range(15), 8),
-        {0: 60, **dict.fromkeys(range(1, 16), 1)},
-        {**dict.fromkeys(range(10), 2), **dict.fromkeys(range(10, 20), 1)},
-    ],
-    ids=["each 8 times", "one image 60 times", "half are copies"],
+    ("copies", "version"),
+    [(EACH, exact), (EACH, jittered), (ONE, exact), (ONE, reencoded), (HALF, jittered)],
+    ids=["each 6 times", "each jittered", "one 30 times", "one reencoded", "half jittered"],
 )
 def test_copies_are_found_however_many(copies, version):
-    surplus, leaks = counts(copies, VERSIONS[version])
+    surplus, leaks = counts(copies, version)
     assert surplus == sum(count - 1 for count in copies.values())
     assert leaks == sum(count > 1 for count in copies.values())
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_findings_grow_with_the_number_of_copies(version):
-    found = [counts(dict.fromkeys(range(11), number), VERSIONS[version]) for number in (1, 2, 5)]
-    assert found == [(0, 0), (11, 11), (44, 11)]
-
-
 @pytest.mark.parametrize("dim", [32, 256])
-@pytest.mark.parametrize("jitter", [0.0, 0.003, 0.01])
+@pytest.mark.parametrize("jitter", [0.0, 0.01])
 @pytest.mark.parametrize("times", [2, 20])
 def test_copies_are_found_by_vectors_alone(times, jitter, dim, store):
     rng = np.random.default_rng(0)

@@ -131,18 +131,6 @@ def test_the_k_nearest_rows_are_those_of_other_images(monkeypatch, chunk):
     assert (nearest(support.queue[20:], support.queue.repeat(3, 1))[1] == torch.arange(20, 50)).all()
 
 
-def test_a_neighbor_is_never_a_row_of_the_same_step():
-    """With an enqueue before the look-up, each sample would find itself, and the method would be SimCLR."""
-    torch.manual_seed(1)
-    support = SupportSet(64, 8, mask_own=False)
-    for step in range(6):
-        z, ids = torch.randn(16, 8), torch.arange(16 * step, 16 * step + 16)
-        found = support.lookup(z, ids=ids)
-        assert not found.own.any()
-        assert found.similarity.max() < 0.999
-        support.enqueue(z, ids=ids)
-
-
 def test_ages_and_fill_count_enqueues():
     support = SupportSet(6, 2)
     assert support.fill() == 0
@@ -150,18 +138,6 @@ def test_ages_and_fill_count_enqueues():
     assert support.fill() == 0.5
     support.enqueue(torch.randn(2, 2))
     assert support.age(torch.tensor([0, 4])).tolist() == [2, 1]
-
-
-def test_the_state_contains_the_queue_as_its_only_matrix():
-    support = SupportSet(6, 2)
-    support.enqueue(torch.randn(4, 2), ids=torch.arange(4))
-    state = support.state_dict()
-    assert [name for name, value in state.items() if value.ndim == 2] == ["queue"]
-    other = SupportSet(6, 2, seed=1)
-    other.load_state_dict(state)
-    assert torch.equal(other.queue, support.queue)
-    assert other.pointer == support.pointer
-    torch.testing.assert_close(support.queue.norm(dim=1), torch.ones(6))
 
 
 def test_lookup_is_in_float32_under_autocast():

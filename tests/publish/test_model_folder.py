@@ -187,17 +187,6 @@ def test_the_hub_reads_the_cards_front_matter(tmp_path):
     assert "No results" in bare.text
 
 
-def test_files_of_others_are_not_overwritten(tmp_path):
-    (tmp_path / "README.md").write_text("My project.")
-    with pytest.raises(InvalidRequest):
-        export_tiny(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(InvalidRequest):
-        export_tiny(tmp_path / "file")
-    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "file"}
-    assert (tmp_path / "README.md").read_text() == "My project."
-
-
 def test_an_edited_card_is_kept(tmp_path):
     folder = export_tiny(tmp_path / "model")
     (folder / "README.md").write_text("My own words.")

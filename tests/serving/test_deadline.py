@@ -11,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from model_shelf import KB, Shelf
-from rest_requests import is_problem
+from rest_requests import ended, is_problem
 from starlette.responses import Response
 from waiting import until
 
@@ -210,6 +210,19 @@ def test_an_answer_above_the_limit_is_refused(hurried, hurried_client, method, p
     smaller = hurried_client.request(method, url.replace("250", "150"), json=body and {**body, **_smaller(body)})
     assert smaller.status_code == 200
     assert smaller.headers["content-length"] == str(len(smaller.content))
+
+
+def test_findings_that_are_too_long_are_cut_and_say_what_is_missing(hurried, hurried_client, monkeypatch):
+    path = "/api/v1/collections/c/inspections"
+    assert ended(hurried_client, hurried_client.post(path, json={}))["state"] == "done"
+    whole = hurried_client.get(f"{path}/latest").json()
+    monkeypatch.setattr(hurried.app.state.settings, "answer_bytes", 8000)
+    cut = hurried_client.get(f"{path}/latest").json()
+    assert whole["left_out"] == ""
+    assert cut["findings"].keys() == whole["findings"].keys()
+    kept, there = (len(one["findings"]["outliers"]) for one in (cut, whole))
+    assert f"{there - kept} of the {there} entries of `outliers`" in cut["left_out"]
+    assert cut["findings"]["outliers"] == whole["findings"]["outliers"][:kept]
 
 
 def _smaller(body):

@@ -68,7 +68,7 @@ schema = schemathesis.openapi.from_dict(described())
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve):
-    """Run a server of its own: strange requests leave anything behind."""
+    """Run a separate server: strange requests leave anything behind."""
     folder = tmp_path_factory.mktemp("fuzzed")
     (folder / "images").mkdir()
     options = {"source_folders": [str(folder / "images")], "backup_to": str(folder / "backups")}

@@ -349,7 +349,7 @@ def test_without_source_folders_reembedding_reports_missing_images(client, serve
 
 
 def test_archives_and_tables_of_source_folders_are_read_by_other_processes(server, client, image_files, monkeypatch):
-    """Whatever they contain, the server continues."""
+    """The server continues whatever they contain."""
     folder = server.folder / "allowed" / "packed"
     for name in ("zip", "tar", "table", "many"):
         (folder / name).mkdir(parents=True)

@@ -21,8 +21,9 @@ from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, Overloaded, Reques
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import staging
 from nnclr_hub.workbench.tasks import Task
-from serving.jobs import HIDDEN, JOB, JobRecords, PatientEmbedder
+from serving.jobs import HIDDEN, JOB, JobRecords
 from serving.limits import Admission
+from serving.patient_models import PatientEmbedder
 from serving.telemetry import Json, Metrics, Text
 
 # ---- jobs: the queue, progress, results and errors

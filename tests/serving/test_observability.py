@@ -56,7 +56,7 @@ def exported() -> InMemorySpanExporter:
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory, serve, exported):
-    """Run a server of its own: traces are exported from its start."""
+    """Run a separate server, whose traces are exported from its start."""
     yield from serve(model, tmp_path_factory.mktemp("observed") / "store", capacity=100)
 
 

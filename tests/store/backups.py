@@ -5,14 +5,6 @@ from store.crash.small import open_small_store
 
 from nnclr_hub.store.backup import restore
 
-BACKUP = """
-import sys
-from store.crash.small import open_small_store
-from nnclr_hub.store.backup import back_up
-with open_small_store(sys.argv[1]) as store:
-    back_up(store, sys.argv[2], keep=2)
-"""
-
 
 def contents(collection) -> dict:
     ids = [item.id for item in collection.scroll(limit=10_000).items]

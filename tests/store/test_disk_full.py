@@ -168,7 +168,7 @@ FAULTS = {
     "EIO at the nth sync of a database": ("fdatasync", "error=EIO:when={n}"),
     "EIO at the nth sync of another file": ("fsync", "error=EIO:when={n}"),
 }
-SHARES = [n / 25 for n in range(1, 24)] if LONG else [0.4, 0.8]
+SHARES = [n / 25 for n in range(1, 24)] if LONG else [0.6]
 
 
 @pytest.fixture(scope="module")

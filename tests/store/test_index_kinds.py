@@ -11,7 +11,7 @@ from waiting import until
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.store import failpoints
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Flat, choose_kind
+from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, choose_kind
 from nnclr_hub.store.settings import StoreSettings
 
 ROWS, DIM, K = 3000, 24, 10
@@ -125,25 +125,6 @@ def test_the_recall_is_measured_and_a_low_one_is_reported(tmp_path, made, low):
         collection.snapshot()
     with EmbeddedStore(tmp_path, settings=SMALL) as store:
         assert store.get("c").info().recall_estimate == info.recall_estimate
-
-
-def test_a_kind_is_added_by_one_object(tmp_path, monkeypatch):
-    """Its name can be used in specifications, is built, saved and loaded."""
-
-    class Doubled(Flat):
-        name = "doubled"
-
-    monkeypatch.setitem(INDEX_KINDS, "doubled", Doubled())
-    vectors = clustered(1500, 1)
-    with EmbeddedStore(tmp_path, settings=SMALL) as store:
-        collection = store.create("c", CollectionSpec(DIM, index="doubled"))
-        collection.upsert([Item(f"i{i}", vector) for i, vector in enumerate(vectors)])
-        collection.compact()
-        collection.snapshot()
-        assert collection.info().index == "doubled"
-    with EmbeddedStore(tmp_path, settings=SMALL) as store:
-        assert store.get("c").info().index == "doubled"
-        assert store.get("c").search(vectors[7], 1)[0].id == "i7"
 
 
 def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path):

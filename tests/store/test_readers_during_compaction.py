@@ -10,7 +10,7 @@ from waiting import until
 
 from nnclr_hub.store.base import CollectionSpec, Item
 
-SECONDS = 30.0 if LONG else 1.5
+SECONDS = 30.0 if LONG else 0.4
 DIM, KEPT, PASSING, READERS, K = 16, 300, 40, 3, 10
 VECTORS = np.random.default_rng(0).normal(size=(KEPT, DIM)).astype(np.float32)
 LABELS = ("cat", "dog")

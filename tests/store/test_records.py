@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from store.crash.small import LONG
 from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import app
@@ -172,7 +173,7 @@ while True:
 
 def test_a_kill_leaves_the_old_record_or_the_new_one(tmp_path):
     said = 0
-    for rounds in range(5):
+    for rounds in range(5 if LONG else 2):
         command = [sys.executable, "-c", WRITER, str(tmp_path / RECORDS), str(said)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None

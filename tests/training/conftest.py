@@ -1,22 +1,42 @@
 """Fixtures of the training tests: a finished run, and reports without curves."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tiny_runs import recipe
 
+from nnclr_hub.cli.programs import load_program
+from training import report
 from training.pretrain import pretrain
+
+DRAW_PANELS = report.draw_panels
+
+
+def leave_out_curves(patch: pytest.MonkeyPatch) -> None:
+    """Leave the curves out of reports: drawing them takes longer than training so small a network."""
+    for program in (report, load_program("training", "report")):  # a verb imports the program under another name
+        patch.setattr(program, "draw_panels", lambda logs: "")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_curves() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        leave_out_curves(patch)
+        yield
 
 
 @pytest.fixture
 def undrawn(monkeypatch) -> None:
-    """Leave the curves out of reports: drawing them takes longer than training so small a network."""
-    monkeypatch.setattr("training.report.draw_panels", lambda logs: "")
+    """Draw no curves in a module that draws them."""
+    leave_out_curves(monkeypatch)
 
 
 @pytest.fixture(scope="session")
 def finished(data, tmp_path_factory) -> Path:
-    """Return a run that never stopped."""
+    """Return a run that never stopped, with a report that has its curves."""
     run = tmp_path_factory.mktemp("runs") / "whole"
-    assert pretrain(recipe(), [data], run).finished
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "draw_panels", DRAW_PANELS)
+        assert pretrain(recipe(), [data], run).finished
     return run

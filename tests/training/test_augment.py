@@ -7,15 +7,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import RandomResizedCrop
 from torchvision.transforms.functional import normalize, rgb_to_grayscale, solarize
 
 from training.data.augment import (
     NUMBERS,
-    SIGMA,
     StoredImages,
-    _in_lines,
-    _sigma,
     blur_taps,
     change_all,
     colors_and_blur,
@@ -26,39 +22,6 @@ from training.data.augment import (
 from training.data.cutting import CROP_NUMBERS, crop_boxes, enlarged_share
 from training.data.views import AUGMENTATIONS, View
 from training.recipes import Recipe
-
-
-def boxes_of(high: int, wide: int, count: int) -> np.ndarray:
-    numbers = np.random.default_rng(0).random((count, CROP_NUMBERS))
-    return crop_boxes(np.tile((high, wide), (count, 1)), np.array(View().scale), np.array(View().ratio), numbers)
-
-
-def test_crops_are_distributed_like_torchvisions():
-    """Area, ratio and center of 4000 crops of a wide image have the means of torchvision's."""
-    torch.manual_seed(0)
-    wide, high = 300, 200
-    image = torch.empty(3, high, wide)
-    theirs = np.array([RandomResizedCrop.get_params(image, (0.08, 1.0), (3 / 4, 4 / 3)) for _ in range(4000)], float)
-    ours = boxes_of(high, wide, 4000)
-    shapes = [np.log(sampled[:, 3] / sampled[:, 2]) for sampled in (ours, theirs)]  # a uniform ratio would add 0.03
-    assert abs(shapes[0].mean() - shapes[1].mean()) < 0.013
-    assert abs(shapes[0].std() - shapes[1].std()) < 0.013
-    for sampled in (ours, theirs):
-        sampled[:, :2] += sampled[:, 2:] / 2  # to centers
-    for column, side in enumerate((high, wide, high, wide)):
-        assert abs(ours[:, column].mean() - theirs[:, column].mean()) < 0.02 * side
-        assert abs(ours[:, column].std() - theirs[:, column].std()) < 0.02 * side
-
-
-def test_crops_are_whole_pixels_inside_images_of_any_size():
-    for high, wide in ((1, 1), (1, 3000), (500, 10), (64, 64), (375, 500)):
-        boxes = boxes_of(high, wide, 500)
-        top, left, height, width = boxes.T
-        assert np.array_equal(boxes, np.round(boxes))
-        assert min(top.min(), left.min()) >= 0
-        assert min(height.min(), width.min()) >= 1
-        assert (top + height).max() <= high
-        assert (left + width).max() <= wide
 
 
 def torchvisions_box(high, wide, scale, ratio, numbers) -> tuple[int, int, int, int]:
@@ -89,14 +52,6 @@ def test_boxes_are_those_of_torchvisions_algorithm():
     assert enlarged_share(sizes[:7], sizes[:7], 64, (0.08, 1.0)) == pytest.approx(share, abs=0.05)
 
 
-def test_a_crop_is_at_each_place_equally_often():
-    numbers = np.random.default_rng(0).random((4000, CROP_NUMBERS))
-    boxes = crop_boxes(np.full((4000, 2), 2), np.array((0.25, 0.25)), np.array((1.0, 1.0)), numbers)
-    places, counts = np.unique(boxes, axis=0, return_counts=True)
-    assert places.tolist() == [[top, left, 1, 1] for top in (0, 1) for left in (0, 1)]
-    assert counts.min() > 900
-
-
 def test_images_of_extreme_proportions_give_finite_views():
     """An image of 1 x 3000 pixels, squashed to a square, has crops a fraction of a pixel high."""
     images = torch.randint(0, 256, (64, 96, 96, 3), dtype=torch.uint8)
@@ -105,15 +60,6 @@ def test_images_of_extreme_proportions_give_finite_views():
     for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
         made = make_view(images, torch.full((64,), aspect), View(size=48), torch.Generator().manual_seed(0))
         assert made.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", [torch.uint8, torch.float32, torch.float16])
-def test_images_of_every_type_are_copied_once_for_all_views(kind):
-    images = torch.randint(0, 256, (2, 8, 8, 3)).to(kind)
-    lines = _in_lines(images)
-    assert torch.equal(lines, images.float())
-    assert lines.transpose(2, 3).is_contiguous(), "otherwise the products copy them for every view"
-    assert _in_lines(lines).data_ptr() == lines.data_ptr(), "make_view does not copy them again"
 
 
 def test_every_image_of_a_batch_gets_its_own_view():
@@ -144,12 +90,6 @@ def test_a_batch_that_is_grayscale_as_a_whole_is_blurred_and_solarized_like_any_
     changed = torch.tensor([not torch.equal(one, other) for one, other in zip(solarized, made, strict=True)])
     assert 0 < changed.sum() < 16
     torch.testing.assert_close(solarized[changed], solarize(made, 0.5)[changed])
-
-
-def test_views_depend_only_on_the_generator():
-    images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8)
-    one, two = (make_view(images, torch.ones(4), View(size=24), torch.Generator().manual_seed(7)) for _ in range(2))
-    assert torch.equal(one, two)
 
 
 def test_the_augmentations_have_the_papers_parameters_and_crop_only_only_crops():
@@ -222,9 +162,3 @@ def test_compiled_colors_equal_eager_ones():
         for change in (change_all, partial(change_all, change=compiled))
     )
     torch.testing.assert_close(fused, eager, atol=1e-4, rtol=0)
-
-
-def test_the_sigma_of_the_blur_is_within_its_range():
-    numbers = torch.zeros(3, NUMBERS)
-    numbers[:, SIGMA] = torch.tensor([0.0, 0.5, 1.0])
-    torch.testing.assert_close(_sigma(View(sigma=(0.1, 2.0)), numbers), torch.tensor([0.1, 1.05, 2.0]))

@@ -179,8 +179,8 @@ def test_images_of_archives_are_mixed_within_windows():
 def test_a_permutation_has_every_element_at_every_place(n):
     assert sorted(Permutation(n, 5)(np.arange(n)).tolist()) == list(range(n))
     if n == 40:
-        first = [int(Permutation(n, key)(np.array([7]))[0]) for key in range(4000)]
-        assert np.bincount(first).min() > 50, "uniform: 100 on average"
+        first = [int(Permutation(n, key)(np.array([7]))[0]) for key in range(1200)]
+        assert np.bincount(first, minlength=n).min() > 12, "uniform: 30 on average"
 
 
 @pytest.fixture

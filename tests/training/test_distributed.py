@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_runs import recipe
-from two_ranks import CASES, one_step, short_run
+from two_ranks import CASES, both_ranks, one_step, short_run
 from waiting import free_port
 
 from nnclr_hub.errors import InvalidRequest, TrainingError
@@ -35,15 +35,10 @@ FAST = [
 
 
 @pytest.fixture(scope="module")
-def both(data, tmp_path_factory) -> Path:
-    """Return what two gloo processes wrote."""
+def both(data, finished, tmp_path_factory) -> Path:
+    """Return what two gloo processes wrote; `finished` has scored what runs on these images are compared with."""
     out = tmp_path_factory.mktemp("ranks")
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-    command = [sys.executable, str(ROOT / "tests" / "two_ranks.py"), str(data), str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "Warning" not in done.stderr
+    assert both_ranks(data, out) == [0, 0]
     return out
 
 
@@ -55,22 +50,15 @@ def two(both) -> list[dict]:
 
 @pytest.mark.parametrize("case", list(CASES))
 def test_two_processes_with_n_each_are_one_with_2n(two, case):
-    """Loss, gradients, weights, running statistics, momentum encoder and support set."""
+    """Loss, gradients, weights, running statistics, momentum encoder and support set, which both have alike."""
     alone = one_step(case, Ranks(0, 1, torch.device("cpu"), Gather()))
-    assert alone.keys() == two[0][case].keys()
+    first, second = (rank[case] for rank in two)
+    assert alone.keys() == first.keys()
     for name, want in alone.items():
-        torch.testing.assert_close(
-            two[0][case][name], want, atol=2e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}"
-        )
+        torch.testing.assert_close(first[name], want, atol=2e-5, rtol=1e-3, msg=lambda m, name=name: f"{name}: {m}")
+        assert not name.startswith("support_set.") or torch.equal(first[name], second[name]), name
 
 
-@pytest.mark.parametrize("case", list(CASES))
-def test_the_support_set_is_the_same_on_all_ranks(two, case):
-    for name in [name for name in two[0][case] if name.startswith("support_set.")]:
-        assert torch.equal(two[0][case][name], two[1][case][name]), name
-
-
-@pytest.mark.usefixtures("undrawn")
 def test_two_processes_log_and_score_like_one(both, data, tmp_path):
     """The log has the means over both, and each computes the features of half of the labeled images."""
     short_run(data, tmp_path / "run")
@@ -93,7 +81,7 @@ def test_two_processes_log_and_score_like_one(both, data, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_stopped_in_two_processes_continues_in_one(photos, tmp_path, undrawn):
+def test_a_run_stopped_in_two_processes_continues_in_one(photos, tmp_path):
     """After SIGTERM to the launcher both stop at the same step and save; one process finishes the run."""
     run = tmp_path / "run"
     command = [sys.executable, "-m", "nnclr_hub.cli", "pretrain", "small_cpu", "--data", str(photos), "--out", str(run)]
@@ -192,7 +180,7 @@ def test_a_run_whose_process_was_killed_says_so_and_continues(data, tmp_path):
     assert pretrain(settings, data, run, resume=True, device="cpu").finished
 
 
-def both_ranks(program: str, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
+def run_both(program: str, environment: dict[str, str], *arguments: str) -> tuple[int, str]:
     """Return the exit code and the messages of a program that forks; neither process survives the call."""
     command = [sys.executable, "-c", program, *arguments]
     with subprocess.Popen(
@@ -235,7 +223,7 @@ if child:
 def test_scoring_may_take_longer_than_other_operations(data, tmp_path):
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
     ranks = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "PYTHONPATH": path}
-    code, err = both_ranks(SCORING, ranks, str(data), str(tmp_path / "run"))
+    code, err = run_both(SCORING, ranks, str(data), str(tmp_path / "run"))
     assert code == 0, err[-3000:]
 
 

@@ -9,13 +9,9 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from nnclr_hub.errors import InvalidRequest, UnknownModel
-from training.monitor import read_log
 from training.network import adopt, build_learner, find_initial_encoder, load_initial_encoder
-from training.optimization import Schedule, make_optimizer
 from training.pretrain import pretrain
 from training.recipes import find_recipe
-
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 QUIET = Console(quiet=True)
 FAST = [
@@ -77,24 +73,6 @@ def test_an_encoder_of_a_run_brings_its_heads(photos, tmp_path, capsys):
     assert "resnet18 [8, 8, 8, 8] from --init" in printed
 
 
-def test_the_heads_learn_first_and_early_layers_slowest(model):
-    """The backbone's rate is 0 at first; later each layer has a fraction of the next layer's rate."""
-    recipe = adopt(find_recipe("small_cpu"), find_initial_encoder(str(model)), QUIET)
-    optimizer = make_optimizer(build_learner(recipe), recipe, layer_decay=0.5)
-    schedule = Schedule(optimizer, recipe, 100, 10, heads_first=20)
-
-    def rates(backbone):
-        return [g["lr"] for g in optimizer.param_groups if g["backbone"] == backbone and g["params"]]
-
-    schedule.set(15)
-    assert set(rates(True)) == {0.0}
-    assert min(rates(False)) > 0
-    schedule.set(30)
-    assert 0 < min(rates(True)) < max(rates(True)) <= rates(False)[0]
-    stem = next(g for g in optimizer.param_groups if any(p.shape[1:] == (3, 7, 7) for p in g["params"]))
-    assert stem["lr"] == min(rates(True))
-
-
 def test_the_backbone_is_fixed_while_the_heads_learn(photos, model, tmp_path):
     recipe = find_recipe("small_cpu").with_settings([*FAST, "heads_first=1"])
     pretrain(recipe, [photos], tmp_path / "run", init=str(model))
@@ -111,11 +89,3 @@ def test_a_different_architecture_is_rejected(model):
         find_initial_encoder("random:resnet18")
     with pytest.raises(UnknownModel):
         find_initial_encoder("./no-such-folder")
-
-
-def test_the_initial_encoder_is_evaluated_before_the_first_step(data, model, tmp_path):
-    recipe = find_recipe("small_cpu").with_settings([*FAST, "batch_size=8"])
-    pretrain(recipe, [data], tmp_path / "run", init=str(model))
-    first = read_log(tmp_path / "run")[0]
-    assert first["step"] == 0
-    assert f"knn20/{data.name}" in first

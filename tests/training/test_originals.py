@@ -232,7 +232,7 @@ def test_programs_that_list_the_same_folder_at_once_do_not_disturb_each_other(fo
         return [Path(image).name for image in (*files.keep(np.arange(4)), *again)]
 
     with ThreadPoolExecutor(8) as programs:
-        for names in programs.map(run, range(200)):
+        for names in programs.map(run, range(60)):
             assert names == [f"{i}.jpg" for i in (0, 1, 2, 3, 0, 1, 2, 3, 4)]
     assert [path.name for path in index.keep(np.array([0, 2]))] == ["0.jpg", "2.jpg"]
 
@@ -295,7 +295,6 @@ def test_a_set_that_cannot_be_read_at_all_ends_with_an_error(tmp_path):
     batches.close()
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_run_from_an_archive_resumes_bit_for_bit(data, tmp_path, monkeypatch):
     archive = tar_of(data / "train", tmp_path / "train.tar")
     settings = recipe(*OF_ORIGINALS)

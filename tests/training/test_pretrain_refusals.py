@@ -21,8 +21,6 @@ from nnclr_hub.errors import (
 from training.checkpoint import load_checkpoint, save_checkpoint
 from training.pretrain import pretrain
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 def test_runs_are_never_overwritten_and_a_finished_one_stays_finished(data, finished, tmp_path):
     with pytest.raises(RunExists, match="--resume"):

@@ -16,6 +16,11 @@ from training.verdict import symptoms
 OFTEN = ("epochs=3", "checkpoint_every=1", "log_every=1")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_curves() -> None:
+    """Draw them."""
+
+
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "nnclr <1>"

@@ -29,8 +29,6 @@ from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 class Rates(Callback):
     """Notes the learning rate of each step."""

@@ -19,8 +19,6 @@ from training.monitor import read_log
 from training.pretrain import pretrain
 from training.step import Stepper
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
 
 def run(photos, out, *settings):
     chosen = recipe("batch_size=8", "epochs=1", "checkpoint_every=5", "log_every=1", *settings)
@@ -30,31 +28,24 @@ def run(photos, out, *settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["method=simclr", "optimizer=adamw", "base_lr=1e-3"],
         ["method=simsiam", "optimizer=lars", "weight_decay=1e-6"],
-        ["method=nnsiam"],
-        ["method=byol"],
         ["method=momentum_nnclr", "encoder=momentum"],
-        ["method=momentum_simclr"],
-        ["prediction=paper", "k=4"],
-        ["prediction=paper", "pick=soft"],
-        ["prediction=paper", "pick=oracle"],
-        ["support_set=random_replacement", "enqueue=both"],
+        ["prediction=paper", "pick=oracle", "optimizer=adamw", "base_lr=1e-3"],
+        ["support_set=random_replacement", "enqueue=both", "k=4"],
         ["support_set=current_encoder", "warm_start=0", "gate=1", "ramp=0"],
         ["local_crops=3", "local_size=16"],
         ["early_size=24", "early_share=0.5"],
         ["accumulate=2"],
         ["chunk=3"],
         ["clip=0.1", "nesterov=true"],
-        ["augmentation=simclr", "precision=bf16"],
-        ["augmentation=crop_only", "prediction=paper"],
-        ["augmentation=cifar"],
+        ["augmentation=crop_only", "precision=bf16"],
         ["residency=host", "channels_last=false"],
         ["projection=none", "projection_dim=0"],
     ],
     ids=" ".join,
 )
 def test_every_option_gives_an_encoder(photos, tmp_path, settings):
+    """test_graph.py takes steps of every method, support set and augmentation."""
     assert run(photos, tmp_path / "run", *settings).finished
     vectors = load_encoder(tmp_path / "run" / "encoder", device="cpu").embed(sorted(photos.rglob("*.jpg"))[:4])
     assert np.isfinite(vectors).all()
@@ -113,16 +104,6 @@ def test_each_part_of_a_batch_is_learned_and_enqueued_with_the_schedules_of_its_
     assert int(state["support_set.enqueues"]) == len(enqueued) == 28
     files = training_files([photos])
     assert all(files.labels[ids].tolist() == labels for ids, labels in enqueued)
-
-
-def test_a_step_moves_the_momentum_encoder_towards_the_online_one(photos, tmp_path):
-    """With t = 1 the momentum encoder stays at its start, with a smaller t it does not."""
-    for t in (1, 0.5):
-        run(photos, tmp_path / str(t), "method=momentum_nnclr", f"ema={t}")
-    fixed, moved = (weights(tmp_path / str(t)) for t in (1, 0.5))
-    kernels = [name for name, value in fixed.items() if "momentum.encoder" in name and value.ndim > 1]
-    assert kernels
-    assert all(not torch.equal(fixed[name], moved[name]) for name in kernels)
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])

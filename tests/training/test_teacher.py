@@ -22,7 +22,6 @@ from training.pretrain import pretrain
 from training.setup import Setup
 
 QUIET = Console(quiet=True)
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 class Tables(Callback):

@@ -27,7 +27,7 @@ from training.verdict import Verdict
 
 QUIET = Console(quiet=True)
 WIDE = "channels=8,16,24,32"  # those of the fixture `model`
-pytestmark = pytest.mark.usefixtures("undrawn", "without_graphs")
+pytestmark = pytest.mark.usefixtures("without_graphs")
 
 
 def verdict_of(done) -> Verdict:
@@ -198,8 +198,8 @@ def test_auto_starts_from_random_weights_with_init_none_or_another_network(photo
 
 def test_a_resumed_run_keeps_the_encoder_that_it_started_from(data, model, tmp_path):
     run = tmp_path / "run"
-    assert not pretrain(recipe(WIDE), [data], run, init=str(model), minutes=0, console=QUIET).finished
-    assert pretrain(recipe(WIDE), [data], run, resume=True, console=QUIET).finished
+    for options in ({"init": str(model)}, {"resume": True}):
+        assert not pretrain(recipe(WIDE), [data], run, minutes=0, console=QUIET, **options).finished
     assert json.loads((run / "run.json").read_text())["init"] == str(model)
 
 

@@ -46,8 +46,5 @@ def test_a_key_is_read_alike_everywhere(collection):
     assert (labels.classes, len(labels.labels), labels.left_out) == (("a", "b"), 40, {"no label": 4})
     assert [collection_subject(collection, field=KEY).labels.count(one) for one in ("a", "b", None)] == [20, 20, 4]
     assert compare_on_collection(collection, [("pixels", FLOORS["pixels"])], KEY).labels == 40
-
-
-def test_a_missing_key_is_refused(collection):
     with pytest.raises(InvalidRequest):
         labeled_items(collection, "camera.lens")

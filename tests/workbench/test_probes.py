@@ -22,6 +22,7 @@ from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items
 from nnclr_hub.workbench.probes import FitOptions, few_shot_scores, fit_and_score, get_probe, list_probes
 
+QUICK = FitOptions(l2=0.01)  # a given penalty needs no search
 CENTERS = 2 * np.eye(3, 8)
 
 
@@ -32,12 +33,12 @@ def rows(n: int, seed: int = 0, noise: float = 1.0) -> tuple[np.ndarray, np.ndar
     return (CENTERS[which] + rng.normal(0, noise, (3 * n, 8))).astype(np.float32), which
 
 
-@pytest.fixture(params=["cosine", "l2"])
+@pytest.fixture
 def bench(request, tmp_path):
-    """A store with 90 labeled items, of either metric."""
+    """A store with 90 labeled items; its metric is cosine unless a test chooses another."""
     vectors, which = rows(30)
     with open_store(str(tmp_path / "store")) as store:
-        spec = CollectionSpec(8, metric=request.param, fingerprint="f", model="m")
+        spec = CollectionSpec(8, metric=getattr(request, "param", "cosine"), fingerprint="f", model="m")
         items = [
             Item(f"{i:03}", row, {"label": "xyz"[c], "n": int(c), "half": bool(c), "f": i / 7})
             for i, (row, c) in enumerate(zip(vectors, which, strict=True))
@@ -46,6 +47,7 @@ def bench(request, tmp_path):
         yield Workbench(None, store)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("bench", ["cosine", "l2"], indirect=True)
 def test_a_probe_is_fitted_on_unit_rows_for_every_metric(bench):
     vectors, which = rows(30)
     unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
@@ -135,8 +137,8 @@ def test_items_without_a_label_are_left_out_and_counted(bench):
 
 
 def test_whole_numbers_and_truth_values_are_labels(bench):
-    assert fit_probe(bench, "n", "points", "n").probe.classes == (0, 1, 2)
-    assert fit_probe(bench, "half", "points", "half").probe.classes == ("false", "true")
+    assert fit_probe(bench, "n", "points", "n", options=QUICK).probe.classes == (0, 1, 2)
+    assert fit_probe(bench, "half", "points", "half", options=QUICK).probe.classes == ("false", "true")
 
 
 def test_a_list_holds_several_labels(bench):
@@ -203,21 +205,21 @@ def test_an_empty_collection_and_a_wrong_filter_are_refused(bench):
 def test_a_fit_above_the_memory_limit_is_refused(bench, monkeypatch):
     monkeypatch.setattr("nnclr_hub.store.settings.default_index_memory", lambda: 8 * 8 * 89)
     with pytest.raises(InvalidRequest):
-        fit_probe(bench, "p", "points", "label")
+        fit_probe(bench, "p", "points", "label", options=QUICK)
 
 
 def test_an_existing_name_is_refused_without_replace(bench):
-    fit_probe(bench, "p", "points", "label")
+    fit_probe(bench, "p", "points", "label", options=QUICK)
     with pytest.raises(ProbeExists):
-        fit_probe(bench, "p", "points", "n")
-    assert fit_probe(bench, "p", "points", "n", replace=True).probe.classes == (0, 1, 2)
+        fit_probe(bench, "p", "points", "n", options=QUICK)
+    assert fit_probe(bench, "p", "points", "n", replace=True, options=QUICK).probe.classes == (0, 1, 2)
     assert [(one.name, one.probe.classes) for one in list_probes(bench.store.records)] == [("p", (0, 1, 2))]
     with pytest.raises(InvalidRequest):
         fit_probe(bench, "no name", "points", "label")
 
 
 def test_items_are_labeled_by_their_ids(bench):
-    fit_probe(bench, "p", "points", "label", options=FitOptions(threshold=0.5))
+    fit_probe(bench, "p", "points", "label", options=FitOptions(l2=0.01, threshold=0.5))
     first, missing, last = bench.predict("p", collection="points", ids=["000", "nobody", "089"])
     assert (first.label, last.label) == ("x", "z")
     assert isinstance(missing, ItemNotFound)
@@ -235,12 +237,12 @@ def test_items_are_labeled_by_their_ids(bench):
 
 
 def test_a_read_only_store_predicts_but_does_not_fit(bench):
-    fit_probe(bench, "p", "points", "label")
+    fit_probe(bench, "p", "points", "label", options=QUICK)
     with open_store(str(bench.store.folder), read_only=True) as store:
         reader = Workbench(None, store)  # type: ignore[arg-type]
         assert reader.predict("p", vectors=np.ones((1, 8)))[0].label in "xyz"
         with pytest.raises(StoreReadOnly):
-            fit_probe(reader, "q", "points", "label")
+            fit_probe(reader, "q", "points", "label", options=QUICK)
 
 
 def test_confusions_and_few_shot_scores_use_held_out_rows():

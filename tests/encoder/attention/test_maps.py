@@ -12,7 +12,6 @@ from PIL import Image
 
 from nnclr_hub import AttentionMap
 from nnclr_hub.encoder.attention.geometry import Axis, Grid
-from nnclr_hub.encoder.attention.maps import on_one_scale
 from nnclr_hub.errors import InvalidRequest
 
 GRID = Grid(Axis(2, 0.5, 32, 40, 30), Axis(3, 0.5, 32, 80, 60))
@@ -36,12 +35,6 @@ def test_scaled_is_the_upsampled_map_between_its_limits():
 @pytest.mark.parametrize("values", [np.full((2, 3), 7.5), np.zeros((2, 3)), 1 + np.arange(6).reshape(2, 3) * 1e-7])
 def test_a_constant_map_is_zero(values):
     assert not map_of(values).scaled().any()
-
-
-def test_on_one_scale_equal_values_are_equal():
-    first, second = on_one_scale([map_of([[0, 1, 2], [3, 4, 5]]), map_of([[5, 5, 5], [5, 5, 10]])])
-    assert first.limits == second.limits == (0, 10)
-    assert first.scaled().max() == pytest.approx(second.scaled()[0, 0])
 
 
 @pytest.mark.parametrize("opacity", [0, 0.3, 1])
