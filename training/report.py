@@ -33,18 +33,22 @@ LINES = ("-", "--", ":", "-.")
 # left, bottom, width and height of a plot within its image: computing them takes as long as drawing
 WITHIN = (0.15, 0.16, 0.82, 0.76)
 STYLE = """
-body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;color:#222;background:#fff}
+:root{color-scheme:light dark;--quiet:light-dark(#555,#aaa)}
+body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;
+color:light-dark(#222,#ddd);background:light-dark(#fff,#16181b)}
 main{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(21rem,100%),1fr));gap:1.5rem}
-figure{margin:0}figure img{width:100%}figcaption{color:#555;font-size:.9rem}
+figure{margin:0}figure img{width:100%;border-radius:6px}figcaption{color:var(--quiet);font-size:.9rem}
 h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size:1rem;font-weight:600}
 table{border-collapse:collapse}th{text-align:left;font-weight:600}
-td,th{padding:.15rem .9rem .15rem 0;vertical-align:top;overflow-wrap:anywhere}
-.well{color:#17632c}.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:#fdf1f0}
-.early{color:#555}.verdict{font-size:1.15rem}
+td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
+.well{color:light-dark(#17632c,#7fd496)}
+.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:light-dark(#fdf1f0,#3a1f1d)}
+.early{color:var(--quiet)}.verdict{font-size:1.15rem}
 .one{font-size:1.6rem;margin:.5rem 0}
-.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
+.wide,.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
 .nn td.first{padding-left:1rem}
-.nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}details{margin-top:2rem}
+.nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}
+details{margin-top:2rem}details td{overflow-wrap:anywhere;min-width:8rem}
 """
 
 
@@ -66,8 +70,8 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
     body = [
         f"<h1>{html.escape(title)}</h1>",
         *(_verdict(name if len(runs) > 1 else "", one) for name, one in verdicts.items() if one is not None),
-        _scores(logs, about),
         _health({name: log for name, log in logs.items() if verdicts[name] is None}, about),
+        _scores(logs, about),
         f"<main>{draw_panels(logs)}</main>",
         *(
             _heading(name, len(runs)) + _examples(run) + draw_neighbors(read_neighbors(run))
@@ -114,7 +118,8 @@ def _verdict(run: str, verdict: Verdict) -> str:
         for name, value in sorted(verdict.scores.items(), key=lambda one: -one[1])
     )
     head = f"<th>share of {verdict.labels} labels that the nearest neighbors predict</th>"
-    return f"{shown}<table><tr>{head}<th>as a collection compares</th><th>raw vectors</th></tr>{rows}</table>"
+    head = f"<tr>{head}<th>as a collection compares</th><th>raw vectors</th></tr>"
+    return f"{shown}<div class=wide><table>{head}{rows}</table></div>"
 
 
 def _heading(name: str, count: int) -> str:
@@ -142,7 +147,7 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
         for run, key, last, best in rows
     )
     head = "".join(f"<th>{html.escape(one)}</th>" for one in ("run", "top-1 accuracy", "last", "best seen"))
-    return f"<div class=nn><table><tr>{head}</tr>{cells}</table></div><p>± is half of the 95% interval.</p>"
+    return f"<div class=wide><table><tr>{head}</tr>{cells}</table></div><p>± is half of the 95% interval.</p>"
 
 
 def _with_interval(score: float, tested: int) -> str:
@@ -175,7 +180,8 @@ def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
         + "</tr>"
         for key in keys
     )
-    return f"<details><summary>Settings</summary><table><tr><th></th>{head}</tr>{rows}</table></details>"
+    table = f"<table><tr><th></th>{head}</tr>{rows}</table>"
+    return f"<details><summary>Settings</summary><div class=wide>{table}</div></details>"
 
 
 # ------------------------------------------------------------------------------ neighbors
