@@ -28,6 +28,7 @@ class Job:
     done, total: the progress; total is 0 until it is known.
     eta_s: estimated remaining seconds, if known.
     result: JSON, once it is done.
+    left_out: what is missing in a result that was too long.
     error: why it failed.
     """
 
@@ -38,6 +39,7 @@ class Job:
     total: int
     eta_s: float | None
     result: Mapping[str, Any] | None
+    left_out: str
     error: NNCLRHubError | None
 
     @property
@@ -48,8 +50,8 @@ class Job:
     def of(cls, body: dict[str, Any]) -> Job:
         """Read a job."""
         error = body["error"] and make_error(body["error"]["code"], body["error"]["detail"])
-        known = {name: body[name] for name in ("id", "kind", "state", "done", "total", "eta_s", "result")}
-        return cls(**known, error=error or None)
+        names = ("id", "kind", "state", "done", "total", "eta_s", "result", "left_out")
+        return cls(**{name: body[name] for name in names}, error=error or None)
 
 
 class RemoteJobs:
@@ -100,6 +102,8 @@ class RemoteJobs:
                 if job.state == "cancelled":
                     raise ServiceError(f"Job {id} ({job.kind}) was cancelled after {job.done} of {job.total}.")
                 if job.has_ended:
+                    if job.left_out:
+                        log.warning("the result of job %s (%s) is incomplete: %s", id, job.kind, job.left_out)
                     return job
                 if end is not None and time.monotonic() + pause > end:
                     what = f"Job {id} ({job.kind}) is not done after {timeout:g} s"

@@ -23,9 +23,11 @@ from nnclr_hub.errors import (
     UnknownModel,
 )
 from nnclr_hub.probe.cross_validation import out_of_fold
+from nnclr_hub.workbench.duplicates import DuplicatesRequest
 from nnclr_hub.workbench.inspection.comparison import ComparisonRequest
 from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from nnclr_hub.workbench.inspections import get_inspection, is_current
+from nnclr_hub.workbench.requests import NewCollection
 
 
 @pytest.fixture(scope="module")
@@ -174,3 +176,19 @@ def test_encoders_are_compared_on_a_collection(client, server):
     for wrong, kind in ((["nothing"], UnknownModel), (["pixels"] * 9, InvalidRequest)):
         with pytest.raises(kind):
             client.start("comparison", ComparisonRequest("photos", wrong))
+
+
+def test_a_result_that_is_too_long_for_an_answer_says_what_is_missing(model, tmp_path, serve, caplog):
+    rng = np.random.default_rng(0)
+    for running in serve(model, tmp_path / "store", answer_bytes=2000):
+        with Client(running.url) as client:
+            collection = client.create_collection("pairs", NewCollection(dim=8))
+            vectors = rng.normal(size=(60, 8))
+            collection.upsert([Item(f"{i}-{half}", vectors[i]) for i in range(60) for half in "ab"])
+            result = client.run("duplicates", DuplicatesRequest("pairs", threshold=0.9999))
+            [job] = [one for one in client.jobs.list() if one.kind == "duplicates"]
+            job = client.jobs.get(job.id)
+            assert result == job.result
+            assert 0 < len(result["groups"]) < 60
+            assert f"{60 - len(result['groups'])} of the 60 entries of `groups`" in job.left_out
+            assert job.left_out in caplog.text
