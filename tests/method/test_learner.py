@@ -389,6 +389,14 @@ def test_a_batch_in_chunks_has_the_gradient_of_the_large_batch(method, views):
         torch.testing.assert_close(chunked, whole, atol=1e-5, rtol=1e-3)
 
 
+def test_accumulating_small_batches_is_another_loss(views):
+    """Half the batch has half the negatives; this is why `chunk` exists."""
+    learner = make("simclr")
+    learner.projection = nn.Identity()
+    halves = [learner([x[half] for x in views]).loss for half in (slice(0, 5), slice(5, 10))]
+    assert sum(halves) / 2 < learner(views).loss - 0.1
+
+
 def test_without_a_projection_head_z_is_the_output_of_the_backbone(views):
     """The paper's vision transformers: "the output corresponding to the [CLS] token" is z."""
     made = make("simclr")

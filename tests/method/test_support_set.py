@@ -131,6 +131,18 @@ def test_the_k_nearest_rows_are_those_of_other_images(monkeypatch, chunk):
     assert (nearest(support.queue[20:], support.queue.repeat(3, 1))[1] == torch.arange(20, 50)).all()
 
 
+def test_a_neighbor_is_never_a_row_of_the_same_step():
+    """With an enqueue before the look-up, each sample would find itself, and the method would be SimCLR."""
+    torch.manual_seed(1)
+    support = SupportSet(64, 8, mask_own=False)
+    for step in range(6):
+        z, ids = torch.randn(16, 8), torch.arange(16 * step, 16 * step + 16)
+        found = support.lookup(z, ids=ids)
+        assert not found.own.any()
+        assert found.similarity.max() < 0.999
+        support.enqueue(z, ids=ids)
+
+
 def test_ages_and_fill_count_enqueues():
     support = SupportSet(6, 2)
     assert support.fill() == 0

@@ -71,7 +71,7 @@ class Dice:
         values: dict[str, Any] = {
             "match": self.one(scalars),
             "in": self.some(scalars, 12),
-            "range": self.bounds(self.one([NUMBERS, TEXTS, NUMBERS + TEXTS])),
+            "range": self.bounds(self.one([NUMBERS, TEXTS])),
             "exists": bool(self.below(2)),
             "prefix": self.one(TEXTS),
             "contains": self.one(scalars),
