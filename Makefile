@@ -39,8 +39,8 @@ check: $(VENV)/.dev  ## check style, types and prose
 		npx --yes --package typescript@5 tsc --project app/jsconfig.json; \
 	else echo "without TypeScript, the types of the web app are not checked"; fi
 	@! grep -nP '^.{121,}' app/web/*.js app/web/*.css app/web/*.html || { echo "at most 120 columns"; exit 1; }
-	@if npx --yes prettier@3 --version >/dev/null 2>&1; then \
-		npx --yes prettier@3 --config app/.prettierrc.json --check app/web/*.js tests/app/*.mjs; \
+	@if npx --yes prettier@3.10.1 --version >/dev/null 2>&1; then \
+		npx --yes prettier@3.10.1 --config app/.prettierrc.json --check app/web/*.js tests/app/*.mjs; \
 	else echo "without Prettier, the format of the web app is not checked"; fi
 	@if node --version >/dev/null 2>&1; then node --test tests/app/; \
 	else echo "without node, the unit tests of the web app are not run"; fi

@@ -12,12 +12,13 @@ import argparse
 import base64
 import json
 import logging
+import math
 import os
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import cached_property, wraps
+from functools import wraps
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from nnclr_hub.client import Client
 from nnclr_hub.encoder.attention import Point
-from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.errors import NNCLRHubError, ProbeExists
 from nnclr_hub.store.base import Match
 from nnclr_hub.store.items import percent_text
 from nnclr_hub.workbench import Example, SearchQuery
@@ -41,6 +42,7 @@ K, SHOWN = 23, 24  # neighbors, and images of the collection
 SAME = 0.9  # least score of an image with its own thumbnail
 PARTS = 6  # images in which a part is looked for
 START_S = 600.0  # for a server to load
+RETRY_S = 60.0  # from a failed fit of the probe to the next
 GRACE_S = 5  # for open pages at the end
 FIELD = "label"
 PLAIN: dict[str, Any] = {"show_label": False, "height": "auto", "object_fit": "contain"}
@@ -69,6 +71,9 @@ class Demo:
         self.items = self.collection.scroll(limit=SHOWN, with_vector=False).items
         self.rng = np.random.default_rng(0)
         self.run, self.moments = newest_neighbors(runs)
+        self._probe: str | None = None
+        self._next_fit = -math.inf
+        self._fitting = threading.Lock()
 
     def first(self) -> Image.Image | None:
         return self.image(self.items[0].id) if self.items else None
@@ -98,26 +103,42 @@ class Demo:
         maps: Any = self.client.attention(data, point, [_png(one) for one in others], collection=name) if others else []
         return own.overlay(), [one.overlay() for one in maps]
 
-    @cached_property
+    @property
     def probe(self) -> str | None:
-        """The first probe of the collection's encoder, or one that is fitted on its labels; None if it has none."""
-        for one in self.client.probes.list():
-            if one.fingerprint == self.info.spec.fingerprint:
-                return one.name
+        """The first probe of the collection's encoder, or one that is fitted on its labels; None while it has none."""
+        with self._fitting:
+            if self._probe is None and time.monotonic() >= self._next_fit:
+                self._probe = self._first_probe() or self._fit()
+                self._next_fit = time.monotonic() + RETRY_S
+            return self._probe
+
+    def _first_probe(self) -> str | None:
+        own = self.info.spec.fingerprint
+        return next((one.name for one in self.client.probes.list() if one.fingerprint == own), None)
+
+    def _fit(self) -> str | None:
         try:
             self.client.jobs.wait(self.client.probes.fit("demo", collection=self.collection.name, field=FIELD).id)
-        except NNCLRHubError:  # no labels, or a server that is read-only
+        except ProbeExists:  # another process fitted it; maybe for another encoder
+            return self._first_probe()
+        except NNCLRHubError:  # no labels, a busy server, or one that is read-only
             return None
         return "demo"
+
+    @property
+    def method(self) -> str:
+        """How `predict` finds classes."""
+        return "by the votes of its neighbors" if self._probe is None else "by a probe on the labels"
 
     def predict(self, image: Image.Image | None) -> dict[str, float]:
         """Return the probabilities of the most probable classes; without a probe, the votes of the neighbors."""
         if image is None:
             return {}
-        if self.probe is None:
+        probe = self.probe
+        if probe is None:
             votes = Counter(str(one.metadata[FIELD]) for one in self._search(_of(image)) if FIELD in one.metadata)
             return {label: number / votes.total() for label, number in votes.most_common(5)}
-        [found] = self.client.probes.predict(self.probe, [_png(image)])
+        [found] = self.client.probes.predict(probe, [_png(image)])
         if isinstance(found, NNCLRHubError):
             raise found
         return {str(label): share for label, share in found.top}
@@ -208,16 +229,19 @@ def build(demo: Demo) -> gr.Blocks:
                 recorded.render()
         with gr.Tab("Probe"), gr.Row():
             photo = gr.Image(first, type="pil", label="An image")
-            classes = gr.Label(label="Its class, by a probe on the labels", num_top_classes=5)
-            photo.change(_said(demo.predict), photo, classes, api_name="predict")
+            classes = gr.Label(label="Its class", num_top_classes=5)
+            predicted = photo.change(_said(demo.predict), photo, classes, api_name="predict")
         middle = [side / 2 for side in first.size] if first else []
         # each answer when it is ready; a probe may have to be fitted
         for answer, shows in (
             (lambda: demo.attention(first, *middle), [attended, parts]),
             (lambda: demo.positive(first), pair),
-            (lambda: demo.predict(first), classes),
         ):
             page.load(_said(answer), None, shows, api_visibility="private")
+        loaded = page.load(_said(lambda: demo.predict(first)), None, classes, api_visibility="private")
+        for event in (predicted, loaded):
+            title = lambda: gr.Label(label=f"Its class, {demo.method}")  # noqa: E731
+            event.success(title, None, classes, api_visibility="private")
     return page
 
 

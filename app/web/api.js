@@ -1,12 +1,14 @@
 // The REST client: the only way in which this page reads and writes.
 //
 // A request that fails because the server is away waits until it is back and is sent again: a repeated write has the
-// effect of one. An ended session asks for the key, then repeats the request.
+// effect of one. A request that the server refuses for now is repeated a few times. An ended session asks for the key,
+// then repeats the request.
 import {make, openDialog} from './dom.js';
 
 export const ROOT = new URL('../', import.meta.url);
 const KEPT = 30;
 const POLL_MS = 500; // between two looks at a job
+const REPEATS = 5; // of a request that a busy or failing server refuses
 const LOST = 8; // connections that break in a row while the server answers otherwise
 
 /** An error that the server answered. `code` is stable; the message is for people. */
@@ -89,14 +91,15 @@ export async function rest(method, path, options = {}) {
     }
     if (response.status === 401) {
       await signIn();
-    } else if (response.status === 429 && attempt < 5) {
+    } else if (response.status === 429 && attempt < REPEATS) {
       const seconds = Number(response.headers.get('Retry-After')) || 1;
       const end = notify(`The server is busy. This page tries again in ${seconds} s.`);
       await sleep(1000 * seconds);
       end();
     } else if (!response.ok) {
       const error = await errorOf(response);
-      if (error.code !== 'not_ready') throw error;
+      // an image that ends its decoder would do so each time
+      if (error.code !== 'not_ready' || attempt >= REPEATS) throw error;
       await serverIsBack(signal);
     } else if (response.status === 204) {
       return null;

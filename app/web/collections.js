@@ -9,6 +9,11 @@ import {IMPORTED, addFiles, cutOff, importFile, shown} from './uploads.js';
 
 const POLL_MS = 1500;
 const SAMPLE = 4; // images of a collection on its card
+/**
+ * Ids of these images, by collection, and the state of the collection that has them.
+ * @type {Map<string, {state: string, ids: Promise<string[]>}>}
+ */
+const samples = new Map();
 
 /**
  * @param {HTMLElement} main
@@ -22,6 +27,7 @@ export async function showCollections(main, session) {
   let left = false;
   const draw = async () => {
     const [, {aliases}] = await Promise.all([session.changed(), rest('GET', 'aliases')]);
+    for (const name of samples.keys()) if (!session.collections.some(one => one.name === name)) samples.delete(name);
     list.replaceChildren(
       ...session.collections.map(one =>
         card(
@@ -192,17 +198,26 @@ function nameOf([first], others) {
  * The first images of a collection, which arrive later.
  * @param {import('./api.js').Collection} info
  */
-function sample({name, count: number, state}) {
+function sample({name, count: number, state, vectors_seq: changes}) {
   const shown = make('div', {class: 'sample', hidden: !number || state !== 'ready'});
   if (shown.hidden) return shown;
   const places = Array.from({length: Math.min(SAMPLE, number)}, () => make('img', {alt: '', loading: 'lazy'}));
   shown.append(...places);
-  rest('GET', path(name, 'items'), {query: {limit: SAMPLE}}).then(
-    ({items}) => {
-      for (const [place, {id}] of items.entries())
-        if (places[place]) places[place].src = imageUrl(name, id, 'thumbnail');
+  const now = `${number} images, ${changes} changes`;
+  let known = samples.get(name);
+  if (known?.state !== now) {
+    const page = rest('GET', path(name, 'items'), {query: {limit: SAMPLE}});
+    known = {state: now, ids: page.then(({items}) => items.map((/** @type {{id: string}} */ one) => one.id))};
+    samples.set(name, known);
+  }
+  known.ids.then(
+    ids => {
+      for (const [place, id] of ids.entries()) if (places[place]) places[place].src = imageUrl(name, id, 'thumbnail');
     },
-    () => shown.remove(),
+    () => {
+      samples.delete(name);
+      shown.remove();
+    },
   );
   return shown;
 }

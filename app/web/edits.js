@@ -1,11 +1,11 @@
 // Every write of metadata in this app, and how it is undone.
 //
 // A write sends the values that it replaces. If another tab or program has changed them, the server refuses it, and the
-// write is repeated with the true values, so that its undo restores those. An undo leaves such images as they are.
+// write is repeated with the true values, so that its undo restores those. Undo and redo leave such images as they
+// are.
 //
 // Events of `edits`: `metadata` and `deleted` report what was written, from whichever page; `history` says that there
-// is
-// more or less to undo; `counts` that the number of items of a collection is known again.
+// is more or less to undo; `counts` that the number of items of a collection is known again.
 import {ApiError, path, rest} from './api.js';
 import {count, say, sayError} from './dom.js';
 import {flat} from './rows.js';
@@ -39,9 +39,8 @@ export function announce(name, detail) {
  * @param {(id: string) => Record<string, any> | undefined} shown the metadata of an item as the page shows it, with
  *   paths as keys
  * @param {(done: number) => void} [progress]
- * @param {boolean} [isAgain] whether it was undone before
  */
-export function write(collection, text, values, shown, progress, isAgain = false) {
+export function write(collection, text, values, shown, progress) {
   return inTurn(async () => {
     const before = new Map([...values].map(([id, own]) => [id, pick(shown(id) ?? {}, Object.keys(own))]));
     /** @type {Edit} */
@@ -53,8 +52,10 @@ export function write(collection, text, values, shown, progress, isAgain = false
       closeMessage = say(`${text}.${note}`, {action: 'Undo', seconds: 10, run: () => undo(edit)});
     } finally {
       for (const id of edit.after.keys()) edit.before.set(id, before.get(id) ?? {});
-      if (edit.after.size) history.push(edit);
-      if (edit.after.size && !isAgain) undone.length = 0;
+      if (edit.after.size) {
+        history.push(edit);
+        undone.length = 0;
+      }
       history.splice(0, history.length - KEPT);
       announce('history');
     }
@@ -68,38 +69,43 @@ export function undoable() {
 
 /** Undo an edit; without one, the newest. @param {Edit} [edit] */
 export function undo(edit) {
-  return inTurn(async () => {
-    const own = edit ?? history.at(-1),
-      place = own ? history.indexOf(own) : -1;
-    closeMessage();
-    if (!own || place < 0) return void (closeMessage = say('There is nothing to undo.'));
-    const done = new Map(),
-      before = new Map(own.before);
-    try {
-      const others = await send(own.collection, own.before, new Map(own.after), false, done);
-      history.splice(place, 1);
-      if (done.size) undone.push({...own, before, after: new Map([...own.after].filter(([id]) => done.has(id)))});
-      const [[, later] = []] = others;
-      const note = later
-        ? ` ${count(others.size, 'image')} changed since, such as to ${textOf(later)}, and stayed so.`
-        : '';
-      closeMessage = say(`${done.size ? 'Undone' : 'Not undone'}: ${own.text}.${note}`, {seconds: later ? 12 : 6});
-    } finally {
-      for (const id of done.keys()) own.before.delete(id); // what failed can be undone later
-      announce('history');
-    }
-  }).catch(sayError);
+  return inTurn(() => revert(edit, history, undone)).catch(sayError);
 }
 
 /** Do again what was undone last. */
 export function redo() {
-  return turn
-    .then(() => {
-      const last = undone.pop();
-      if (!last) return void say('There is nothing to do again.');
-      return write(last.collection, last.text, last.after, id => last.before.get(id), undefined, true);
-    })
-    .catch(sayError);
+  return inTurn(() => revert(undefined, undone, history)).catch(sayError);
+}
+
+/**
+ * Give the images of an edit the values of its other side, unless they changed since, and move it to another list.
+ * @param {Edit | undefined} edit by default the last one of `from`
+ * @param {Edit[]} from the list with the edit
+ * @param {Edit[]} to
+ */
+async function revert(edit, from, to) {
+  const own = edit ?? from.at(-1),
+    place = own ? from.indexOf(own) : -1,
+    isUndo = from === history;
+  closeMessage();
+  if (!own || place < 0) return void (closeMessage = say(`There is nothing to ${isUndo ? 'undo' : 'do again'}.`));
+  const [values, expected] = isUndo ? [own.before, own.after] : [own.after, own.before];
+  const done = new Map();
+  try {
+    const others = await send(own.collection, values, new Map(expected), false, done);
+    from.splice(place, 1);
+    const [[, later] = []] = others;
+    const note = later
+      ? ` ${count(others.size, 'image')} changed since, such as to ${textOf(later)}, and stayed so.`
+      : '';
+    const what = isUndo ? (done.size ? 'Undone' : 'Not undone') : done.size ? 'Done again' : 'Not done again';
+    closeMessage = say(`${what}: ${own.text}.${note}`, {seconds: later ? 12 : 6});
+  } finally {
+    const moved = (/** @type {Values} */ all) => new Map([...all].filter(([id]) => done.has(id)));
+    if (done.size) to.push({...own, before: moved(own.before), after: moved(own.after)});
+    for (const id of done.keys()) values.delete(id); // what failed can be done later
+    announce('history');
+  }
 }
 
 /**

@@ -1,6 +1,5 @@
 // The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is and what it confuses, try
-// it
-// on an own image, and apply it to all images.
+// it on an own image, and apply it to all images.
 import {ROOT, rest} from './api.js';
 import {count, make, openDialog, say, sayError} from './dom.js';
 import {write} from './edits.js';
@@ -296,10 +295,12 @@ class Probe {
       explorer: {name, rows},
       field,
     } = this;
-    if (!(await this._apply(progress))) return false;
+    const classified = await this._apply(progress);
+    if (!classified) return false;
     const sure = rows.ids.filter((id, row) => {
       const own = rows.metadata[row];
-      return !rows.deleted.has(row) && (own[field] ?? null) === null && own[`confidence_${field}`] >= SURE;
+      const isFree = !rows.deleted.has(row) && (own[field] ?? null) === null;
+      return isFree && classified.has(id) && own[`confidence_${field}`] >= SURE;
     });
     const values = new Map(sure.map(id => [id, {[field]: rows.of(id)?.[`predicted_${field}`]}]));
     if (sure.length)
@@ -311,14 +312,15 @@ class Probe {
   /**
    * Write each image's prediction and confidence.
    * @param {HTMLProgressElement} progress
-   * @returns {Promise<boolean>} whether it succeeded
+   * @returns {Promise<Set<string> | null>} ids of the images that have a class; null if it failed
    */
   async _apply(progress) {
     const {explorer, field} = this;
     const rows = explorer.rows.ids.map((_, row) => row).filter(row => !explorer.rows.deleted.has(row));
     const predicted = `predicted_${field}`,
       confidence = `confidence_${field}`,
-      values = new Map();
+      values = new Map(),
+      classified = new Set();
     progress.hidden = false;
     try {
       for (let start = 0; start < rows.length; start += AT_ONCE) {
@@ -328,15 +330,13 @@ class Probe {
           noted: start === 0,
         });
         for (const [place, one] of results.entries()) {
-          const labels = one.labels?.map((/** @type {any} */ label) => this._value(label)) ?? [];
-          const label =
-            one.label === null || one.label === undefined
-              ? labels.length
-                ? labels
-                : 'none of these'
-              : this._value(one.label);
+          const isOne = one.label !== null && one.label !== undefined;
+          const classes = (isOne ? [one.label] : (one.labels ?? [])).map((/** @type {any} */ label) =>
+            this._value(label),
+          );
+          if (classes.length) classified.add(ids[place]);
           values.set(ids[place], {
-            [predicted]: label,
+            [predicted]: isOne ? classes[0] : classes.length ? classes : 'none of these',
             [confidence]: Math.round(1000 * (one.top?.[0]?.probability ?? 0)) / 1000,
           });
         }
@@ -345,10 +345,10 @@ class Probe {
       await write(explorer.name, `${count(values.size, 'image')}: ${predicted} and ${confidence}`, values, id =>
         explorer.rows.of(id),
       );
-      return true;
+      return classified;
     } catch (error) {
       sayError(error);
-      return false;
+      return null;
     } finally {
       progress.hidden = true;
     }

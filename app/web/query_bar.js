@@ -33,8 +33,7 @@ class QueryBar extends HTMLElement {
         button('upload', 'Search by an image', () => this.file.click()),
         button('camera', 'Take a photo', () => this._camera(), {quiet: true}),
       ),
-      make('div', {class: 'asked-for'}, this.examples, this.chips),
-      this.verdict,
+      make('div', {class: 'answer'}, make('div', {class: 'asked-for'}, this.examples, this.chips), this.verdict),
     );
     explorer.addEventListener('query', () => this._drawExamples());
     explorer.addEventListener('view', () => this._drawResult());

@@ -1,6 +1,5 @@
 // <viewed-image>: an image with a map over it. Wheel, pinch, + and - zoom, a drag moves, a swipe goes to the next
-// image.
-// When it asks for a point or a box, a pointer chooses it, or the arrow keys and Enter.
+// image. When it asks for a point or a box, a pointer chooses it, or the arrow keys and Enter.
 import {make} from './dom.js';
 
 const MOST = 12; // times the size that fits

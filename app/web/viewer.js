@@ -1,7 +1,6 @@
 // <item-viewer>: one image, with its metadata, its neighbors, what the encoder looks at, and a box to search for a
-// part:
-// next to the grid, where it follows the focus, or on the whole screen, where arrow keys go to the next image of the
-// view.
+// part. It is next to the grid, where it follows the focus, or on the whole screen, where arrow keys go to the next
+// image of the view.
 import {imageUrl, path, rest} from './api.js';
 import {button, make, nearer, percent} from './dom.js';
 import {deleteRows} from './deletion.js';

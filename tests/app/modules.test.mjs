@@ -29,6 +29,7 @@ const {Rows, flat, changed} = await import(`${WEB}/rows.js`);
 const {nameOf, passing, restFilter, textOf} = await import(`${WEB}/filters.js`);
 const {percent, similarity} = await import(`${WEB}/dom.js`);
 const {typed} = await import(`${WEB}/labels.js`);
+const {rest} = await import(`${WEB}/api.js`);
 const {interval} = await import(`${WEB}/probe_panel.js`);
 
 function rowsOf(...all) {
@@ -197,4 +198,16 @@ test('a lasso holds the points inside it, and a click finds the nearest', () => 
 test('an interval of a share holds it', () => {
   assert.deepEqual(interval(0.5, 100), [40, 60]);
   assert.deepEqual(interval(1, 0), [0, 100]);
+});
+
+test('a request that the server refuses for now is repeated a few times', async t => {
+  let sent = 0;
+  t.mock.method(globalThis, 'setTimeout', done => queueMicrotask(done));
+  t.mock.method(globalThis, 'fetch', async url => {
+    if (url.pathname.endsWith('/readyz')) return new Response();
+    assert.ok(++sent < 100);
+    return Response.json({code: 'not_ready', detail: 'A worker failed.'}, {status: 503});
+  });
+  await assert.rejects(rest('GET', 'collections'), {code: 'not_ready', message: 'A worker failed.'});
+  assert.equal(sent, 6);
 });

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,39 @@ def test_the_neighbors_of_a_run_are_shown_at_each_checkpoint(served, tmp_path, c
     assert kinds.count("gallery") == 4
 
 
+def test_a_probe_is_fitted_once_after_an_error_of_the_first_try(served, monkeypatch):
+    """Also if another process fits it at the same time."""
+    from app.gradio_demo import Demo
+    from nnclr_hub import Client
+    from nnclr_hub.errors import Overloaded, ProbeExists
+
+    with Client(served.url) as client:
+        demo = Demo(client, "photos")
+        [things] = [one for one in client.probes.list() if one.name == "things"]
+        errors, calls, found = [Overloaded("busy"), ProbeExists("exists")], [], []
+
+        def fit(*_: object, **__: object) -> None:
+            time.sleep(0.1)
+            calls.append(errors[0])
+            if len(errors) == 1:
+                found.append(things)
+            raise errors.pop(0)
+
+        monkeypatch.setattr(client.probes, "fit", fit)
+        monkeypatch.setattr(client.probes, "list", lambda: found)
+        photo = demo.first()
+        assert demo.predict(photo)
+        assert "votes" in demo.method
+        assert demo.probe is None, "a failed fit is not repeated at once"
+        monkeypatch.setattr("app.gradio_demo.RETRY_S", 0.0)
+        demo._next_fit = 0.0
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(lambda _: demo.probe, range(4))) == ["things"] * 4
+        assert demo.predict(photo)
+        assert "probe" in demo.method
+        assert len(calls) == 2
+
+
 @pytest.mark.browser
 def test_each_act_opens_with_an_answer(demo, chromium, served):
     page = chromium.new_page()
@@ -162,4 +196,5 @@ def test_each_act_opens_with_an_answer(demo, chromium, served):
     page.wait_for_selector("text=epoch 4")
     page.get_by_role("tab", name="Probe").click()
     page.wait_for_selector("[data-testid='label-output-value']")
+    page.get_by_text("Its class, by a probe on the labels").wait_for()
     page.close()

@@ -351,8 +351,24 @@ def test_a_collection_is_looked_after(opened, served, photos):
     page.get_by_role("button", name="Close", exact=True).first.click()
     page.wait_for_selector(".jobs li.done:has-text('verify')")
     assert page.locator(".jobs li.done:has-text('index')").count() == 1
+
+    def cut(route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"left_out": "9 of the 10 entries are left out."})
+
+    page.route("**/jobs/*", cut)
     page.locator(".jobs li", has_text="verify").get_by_role("button", name="Details").click()
     page.wait_for_selector(".result:has-text('recall')")
+    page.wait_for_selector(".result:has-text('9 of the 10 entries are left out.')")
+    sent = []
+    for redraw in range(3):
+        if redraw == 1:
+            page.on("request", lambda request: sent.append(request.url))
+        with page.expect_response("**/aliases"):
+            page.evaluate("dispatchEvent(new Event('uploads'))")
+        page.wait_for_timeout(200)
+    assert card.locator(".sample img[src]").count() == 4
+    assert not [url for url in sent if "/items?" in url], "the images of an unchanged collection are known"
     served.bench.store.unalias("current")
 
 

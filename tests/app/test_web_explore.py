@@ -232,6 +232,10 @@ def test_results_are_near_the_top_of_a_phone(explore):
     page.get_by_role("button", name="Find similar images").first.tap()
     found(page)
     assert page.locator(".tile[aria-posinset='1']").bounding_box()["y"] < 300
+    assert "random pairs" in page.locator(".verdict").inner_text()
+    assert page.locator(".verdict").evaluate(
+        "one => one.scrollWidth <= one.clientWidth && one.scrollHeight <= one.clientHeight"
+    ), "the sentence is not cut"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
@@ -327,11 +331,13 @@ def test_sure_predictions_become_the_labels_of_images_without_one(explore, serve
         page = explore()
 
         def half_sure(route: Any) -> None:
-            """A random encoder is never sure."""
+            """A random encoder is never sure; what is of no class has a most probable one, too."""
             answer = route.fetch()
             results = answer.json()["results"]
             for place, one in enumerate(results):
-                one["top"][0]["probability"] = 0.9 if place % 8 == 0 else 0.89
+                one["top"][0]["probability"] = 0.9 if place % 4 == 0 else 0.89
+                if place % 8 == 4:
+                    one["label"] = None
             route.fulfill(response=answer, json={"results": results})
 
         page.route("**/predict", half_sure)
@@ -345,6 +351,7 @@ def test_sure_predictions_become_the_labels_of_images_without_one(explore, serve
             item.id: item.metadata["predicted_label"]
             for item in items
             if item.id in hidden and item.metadata["confidence_label"] >= 0.9
+            if item.metadata["predicted_label"] != "none of these"
         }
         assert 0 < len(sure) < len(hidden)
         assert given == {item.id: item.metadata["label"] for item in before if item.id not in hidden} | sure

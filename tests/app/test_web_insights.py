@@ -1,5 +1,6 @@
 """The page Insights of the web app: its findings, the images that they open, and what is written."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -100,6 +101,18 @@ def test_each_finding_opens_its_images(insights, served, kept):
     page.wait_for_function("() => document.querySelector('.verdict').textContent.startsWith('60 ')")
     page.go_back()
     assert shown(page) == list(kept.ids[6:9])
+
+
+def test_findings_that_the_server_cut_are_said_to_be_so(opened):
+    page = opened()
+
+    def cut(route) -> None:
+        answer = route.fetch()
+        route.fulfill(response=answer, json=answer.json() | {"left_out": "9 of the 10 entries are left out."})
+
+    page.route(re.compile(r"/inspections/\d+$"), cut)
+    page.goto(f"{page.url.split('#')[0]}#/insights/photos")
+    page.get_by_text("9 of the 10 entries are left out.").wait_for()
 
 
 def test_a_cell_of_the_matrix_opens_the_images_that_were_confused(insights, kept):

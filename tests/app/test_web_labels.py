@@ -269,7 +269,7 @@ def test_a_label_goes_where_filters_read_it(labeling, collection):
     assert collection.get(shown[:1])[0].metadata == before[shown[0]]
 
 
-def test_an_undo_keeps_what_another_tab_wrote(labeling, explore, collection):
+def test_undo_and_redo_keep_what_another_tab_wrote(labeling, explore, collection):
     one = labeling("thing", {"0": "cat", "1": "dog", "2": "bird"}, allowed=("409",))
     two = explore(allowed=("409",))
     reload(two)
@@ -286,6 +286,13 @@ def test_an_undo_keeps_what_another_tab_wrote(labeling, explore, collection):
     one.wait_for_selector(".message:has-text('thing bird')")
     assert "thing cat" in undo(two, "Not undone")
     assert read(collection, id, "thing") == "cat"
+    press(two, 5, key(two, "bird"))  # the same for what is done again
+    undo(two)
+    press(one, 5, key(one, "cat"))
+    one.wait_for_selector(".message:has-text('cat')")
+    two.keyboard.press("Control+Shift+Z")
+    two.wait_for_selector(".message:has-text('Not done again'):has-text('thing cat')")
+    assert read(collection, ids(one)[5], "thing") == "cat"
 
 
 def test_a_double_click_opens_the_image_under_its_first_click(explore):
