@@ -26,6 +26,7 @@ import logging
 import re
 import secrets
 import socket
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -56,6 +57,7 @@ LONG = 256  # characters of a path that is not remembered
 COOKIE = "nnclr_session"
 NO_KEY = Key("", (), b"")  # for routes that need none
 ANYONE = Key("", (READ, WRITE), b"")  # every client of a server without keys
+WRONG_KEYS_S = 60.0  # between two lines of the log about wrong keys
 MAX_ENDED = 100_000  # ended sessions that are remembered
 LOGIN, LOGOUT = "/login", "/logout"
 MAX_FORM = 4096  # bytes
@@ -261,6 +263,7 @@ class AccessControl:
         self._keys = settings.keys()
         self._has_keys = len(self._keys) > 0
         self._key_of_session = {_session_name(key): key for key in self._keys}
+        self._wrong_keys, self._logged = 0, -WRONG_KEYS_S  # since the last line of the log, and when that was written
         self._ended: dict[str, None] = {}  # ids of sessions, the oldest first
         secret, seconds = settings.session_secret.get_secret_value(), int(settings.session_hours * 3600)
 
@@ -345,7 +348,10 @@ class AccessControl:
         key = self._keys.find(secret)
         if key is not None:
             return key
-        log.warning("wrong key from %s", address)
+        self._wrong_keys += 1
+        if (now := time.monotonic()) - self._logged > WRONG_KEYS_S:
+            log.warning("wrong keys since the last line: %d, the latest from %s", self._wrong_keys, address)
+            self._wrong_keys, self._logged = 0, now
         raise _unauthorized("This key is not valid for this server; check it.")
 
     def _key_in(self, session: dict[str, Any]) -> Key | None:

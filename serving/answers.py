@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import io
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from nnclr_hub.errors import AnswerTooLarge
 from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.checks import without_surrogates
 
 from .limits import Admission, Budget, current_budget
 from .settings import Settings
@@ -41,7 +44,7 @@ CHUNK = 256 << 10  # bytes that are sent at once, and for which permits are take
 
 def encoded(value: Any) -> bytes:
     """Return JSON; NumPy arrays become lists, written with the digits of float32."""
-    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 class Answers:
@@ -73,32 +76,49 @@ class Answers:
 def bounded(value: Mapping[str, Any], most: int) -> tuple[bytes, str]:
     """Return an object as JSON of at most `most` bytes, and what is left out of it; "" for nothing.
 
-    The last entries of its longest lists and objects are left out, and a text that is too long.
+    The last entries of its largest lists and objects are left out, and a text that is too long.
     """
-    least = 2 + sum(len(encoded(name)) + 4 for name in value)  # an object of empty lists
+    try:
+        entries = {name: _entries(one, most) for name, one in value.items()}
+    except TypeError:  # names of files may contain half of a surrogate, which UTF-8 cannot encode
+        entries = {name: _entries(one, most) for name, one in without_surrogates(value).items()}
+    room = most - 2 - sum(len(encoded(name)) + 4 for name in value)  # of an object of empty lists
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
-    many = list | tuple | dict
-    for name in sorted(value, key=lambda name: len(value[name]) if isinstance(value[name], many) else 0):
-        room, one = most - least - sum(map(len, parts.values())), value[name]
-        if not isinstance(one, many):
-            parts[name] = encoded(one)
-            if len(parts[name]) > room:
-                parts[name] = b"null"
+    sizes = {name: sum(map(len, several)) + len(several) for name, several in entries.items()}
+    for name in sorted(value, key=sizes.__getitem__):
+        one, several = value[name], entries[name]
+        if not isinstance(one, MANY):
+            if sizes[name] > room:
                 left_out.append(f"`{name}`")
-            continue
-        entries: list[bytes] = []
-        for entry in one.items() if isinstance(one, dict) else one:
-            entry = encoded(dict([entry]))[1:-1] if isinstance(one, dict) else encoded(entry)
-            room -= len(entry) + 1
-            if room < 0:
-                left_out.append(f"{len(one) - len(entries):,} of the {len(one):,} entries of `{name}`")
-                break
-            entries.append(entry)
-        parts[name] = (b"{%s}" if isinstance(one, dict) else b"[%s]") % b",".join(entries)
+            parts[name] = several[0] if sizes[name] <= room else b"null"
+        else:
+            fitting = bisect_right(list(accumulate(len(entry) + 1 for entry in several)), room)
+            if fitting < len(one):
+                left_out.append(f"{len(one) - fitting:,} of the {len(one):,} entries of `{name}`")
+            parts[name] = (b"{%s}" if isinstance(one, dict) else b"[%s]") % b",".join(several[:fitting])
+        room -= len(parts[name])
     body = b",".join(encoded(name) + b":" + parts[name] for name in value)
     why = f" left out, because an answer has at most {most / 1e6:,.1f} MB. {FOR_THE_REST}"
     return b"{%s}" % body, " and ".join(left_out) + " are" + why if left_out else ""
+
+
+MANY = list | tuple | dict
+
+
+def _entries(value: Any, most: int) -> list[bytes]:
+    """Return the JSON of the first entries of a list or object, up to the one that exceeds `most` bytes; or its own."""
+    if not isinstance(value, MANY):
+        return [encoded(value)]
+    entries, size = list[bytes](), 0
+    for entry in value.items() if isinstance(value, dict) else value:
+        whole = dict([entry]) if isinstance(value, dict) else entry
+        text = orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
+        entries.append(text[1:-1] if isinstance(value, dict) else text)
+        size += len(entries[-1]) + 1
+        if size > most:
+            break
+    return entries
 
 
 class AnswerEncoder:

@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -336,11 +335,10 @@ class AttentionQuery:
         image: ImageLike,
         targets: Sequence[ImageLike] = (),
     ) -> None:
-        settings = replace(settings, max_side=min(settings.max_side, max_side))
         extractor.check(settings, len(targets))
         self.images = [image, *targets]
         self.task = ImageTask(self._prepare, extractor.forward)
-        self._extractor, self._settings, self._image = extractor, settings, image
+        self._extractor, self._settings, self._image, self._most = extractor, settings, image, max_side
         self._pixels = 0
         self._lock = threading.Lock()
 
@@ -360,7 +358,7 @@ class AttentionQuery:
 
     def _prepare(self, image: ImageLike) -> PreparedImage:
         prepared = self._extractor.prepare(
-            image, self._settings, has_query=image is self._image, alone=len(self.images) == 1
+            image, self._settings, has_query=image is self._image, alone=len(self.images) == 1, most=self._most
         )
         width, height = prepared.image.size
         with self._lock:

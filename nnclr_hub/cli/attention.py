@@ -43,12 +43,14 @@ def attention(
     threshold: Annotated[
         float | None, typer.Option(help="For the [CLS] row: keep the fewest patches that hold this share of it.")
     ] = None,
-    max_side: MaxSide = 1024,
+    max_side: Annotated[
+        int | None, typer.Option(help="Limit of the long side of the network's input, in pixels. Default: 1024.")
+    ] = None,
     center_prior: Annotated[
         bool,
         typer.Option(
-            help="Of the whole image: show the map times a Gaussian in the center, at a short side of at most 256 "
-            "pixels; or the plain map."
+            help="Of the whole image: show the map times a Gaussian in the center, without --max-side at a short side "
+            "of 256 pixels; or the plain map."
         ),
     ] = True,
     opacity: Opacity = 0.6,

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
 
 SHARD_SIZE = 4096  # as in bulk/plan.py, which would import numpy and Pillow for every verb
-# not that of a folder such as shards-v1.2 or shards.2026-11-23
 # how the files begin
 STARTS = {".npy": b"\x93NUMPY", ".npz": b"PK", ".parquet": b"PAR1", ".csv": b"id,path,label,metadata,"}
+# not that of a folder such as shards-v1.2 or shards.2026-11-23
 _FILE_SUFFIX = re.compile(r"\.([A-Za-z]{1,8}|h5|hdf5|safetensors)")
 
 

@@ -149,7 +149,7 @@ def _is_collection(what: str, place: Place) -> bool:
                 opened.get(what)
         except NNCLRHubError as error:
             # a store that nobody named and that cannot be read does not matter for a folder
-            if place.given and not isinstance(error, CollectionNotFound):
+            if place.given and (place.is_server or not isinstance(error, CollectionNotFound)):
                 raise
             found = False
     if found and not place.given:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cached_property
@@ -37,6 +38,7 @@ WRITTEN_AT_ONCE = 10_000
 EDITED_AT_ONCE = 5000  # items of a request that has a patch for each
 SEARCHES_AT_ONCE = 2  # concurrent requests of one batch of searches
 SMALLEST = 8  # images of a request to index a folder, if there are as many
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -359,6 +361,10 @@ class RemoteCollection(Collection):
         """Return an inspection; without a number, the newest. `is_current` compares it with the collection."""
         known = self._ask("GET", f"inspections/{number or 'latest'}", dict)
         path = f"inspections/{known['number']}"  # another inspection may become the newest
+        if known["left_out"]:
+            log.warning(
+                "the findings of inspection %s of %s are incomplete: %s", known["number"], self.name, known["left_out"]
+            )
         ids = self._ask("GET", f"{path}/ids", lambda body: body["ids"])
         arrays: dict[str, Any] = {}
         for values in ("coordinates", "clusters", "outlier_scores", "labels", "predicted"):

@@ -144,8 +144,8 @@ class Connection:
         self._http = httpx.Client(base_url=url, headers=headers, limits=CONNECTIONS)
         self._interrupted = threading.Event()
         self._lock = threading.Lock()
-        # when an attempt found no server, unless one has answered since; and whether that was logged
-        self._outage: tuple[float, bool] | None = None
+        # of attempts that found no server, unless one has answered since: the first, whether it was logged, the last
+        self._outage: tuple[float, bool, float] | None = None
 
     def close(self) -> None:
         self._http.close()
@@ -180,7 +180,7 @@ class Connection:
             if call.once or (after is None and not _is_temporary(failure, call, attempt)):
                 raise failure
             left = deadline - self.clock()
-            if call.patience and silent:
+            if call.patience and isinstance(failure, ServerUnreachable):
                 left = min(left, self._left_of_outage(call, failure))
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + self.jitter() / 2)
             if (pause := max(after or 0.0, pause)) >= left:
@@ -192,12 +192,14 @@ class Connection:
         """Return for how many seconds an outage is waited for; log it once, unless it is over in a moment."""
         with self._lock:
             now = self.clock()
-            begun, is_logged = self._outage or (now, False)
+            begun, is_logged, last = self._outage or (now, False, now)
+            if now > last + OUTAGE_S:  # another one: nobody has asked for long
+                begun, is_logged = now, False
             left = begun + OUTAGE_S - now
             if now > begun + MOMENT_S and not is_logged:
                 log.warning("%s Retrying for another %.0f s. %s", failure, left, call.afterwards)
                 is_logged = True
-            self._outage = begun, is_logged
+            self._outage = begun, is_logged, now
             return left
 
     def attempt(self, call: Call, seconds: float) -> Answer:

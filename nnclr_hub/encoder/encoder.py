@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 import numpy as np
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.attention import MAX_SIDE, AttentionMap, AttentionSettings, Query
+from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.backends import Backend, open_backend, parse_backend
 from nnclr_hub.encoder.crops import MAX_CROPS, crop_views
 from nnclr_hub.encoder.descriptors import Appended
@@ -307,7 +307,7 @@ class Encoder:
         similarity: str = "dot",
         head: int | None = None,
         threshold: float | None = None,
-        max_side: int = MAX_SIDE,
+        max_side: int | None = None,
         *,
         center_prior: bool = True,
     ) -> AttentionMap: ...
@@ -322,7 +322,7 @@ class Encoder:
         similarity: str = "dot",
         head: int | None = None,
         threshold: float | None = None,
-        max_side: int = MAX_SIDE,
+        max_side: int | None = None,
         center_prior: bool = True,
     ) -> list[AttentionMap]: ...
 
@@ -334,7 +334,7 @@ class Encoder:
         similarity: str = "dot",
         head: int | None = None,
         threshold: float | None = None,
-        max_side: int = MAX_SIDE,
+        max_side: int | None = None,
         *,
         center_prior: bool = True,
     ) -> AttentionMap | list[AttentionMap]:
@@ -346,8 +346,8 @@ class Encoder:
             similarity: "dot" as in the paper, or "cosine".
             head: of the last block's attention, from 0; None: the mean of all. Only for the row of [CLS].
             threshold: keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
-            max_side: maximum of the input's long side, in pixels; less if the map would exceed 4096 cells, as with
-                patches of 8 above 512 x 512.
+            max_side: maximum of the input's long side, in pixels; None: 1024. Less if the map would exceed 4096 cells,
+                as with patches of 8 above 512 x 512.
             center_prior: of the whole image, without a target: its overlay shows the map times a Gaussian in the
                 center; see `AttentionSettings`.
 

@@ -331,7 +331,7 @@ def _folder(folder: Path | str, start: str = "") -> tuple[Place, Iterator[Source
     if archives := others[".tar"] + others[".zip"]:
         warn_once(f"{absolute} contains images, so its {archives} archives (tar, zip) are not read; pass them by name")
     _warn_of(str(absolute), Counter({kind: n for kind, n in others.items() if kind not in (".tar", ".zip")}))
-    place, labels = Place(str(folder), str(absolute), left_out=most_common(others)), labels_of(parents)
+    place, labels = Place(str(folder), str(absolute), left_out=bounded_counts(others)), labels_of(parents)
 
     def images() -> Iterator[Source]:
         for path, entry in walk(folder, start):
@@ -360,7 +360,7 @@ _last_survey = lru_cache(maxsize=4)(_survey)
 
 def empty_place(folder: Path) -> Place:
     """Return a folder whose images were all removed."""
-    return Place(str(folder), str(folder.resolve()), left_out=most_common(_survey(folder)[1]))
+    return Place(str(folder), str(folder.resolve()), left_out=bounded_counts(_survey(folder)[1]))
 
 
 def _size_and_time(path: str) -> tuple[int, float]:
@@ -384,11 +384,13 @@ def _without_descriptions(archives: Iterable[str]) -> list[str]:
     return [one for one in archives if not one.lower().endswith(TABLE) or os.path.splitext(one)[0] not in tars]
 
 
-def most_common(others: Counter[str]) -> tuple[tuple[str, int], ...]:
+def bounded_counts(others: Counter[str]) -> tuple[tuple[str, int], ...]:
     """Return the numbers of other files by suffix, with one number for the rarest: a name may have any suffix."""
-    common = [one for one in (+others).most_common() if one[0] != OTHER_SUFFIXES]
-    rest = others[OTHER_SUFFIXES] + sum(number for _, number in common[MOST_SUFFIXES:])
-    return (*common[:MOST_SUFFIXES], *([(OTHER_SUFFIXES, rest)] if rest else ()))
+    known = [one for one in (+others).most_common() if one[0] != OTHER_SUFFIXES]
+    common = {kind for kind, _ in [one for one in known if one[0].startswith(".")][:MOST_SUFFIXES]}
+    rest = others[OTHER_SUFFIXES] + sum(n for kind, n in known if kind.startswith(".") and kind not in common)
+    kept = [one for one in known if one[0] in common or not one[0].startswith(".")]
+    return (*kept, *([(OTHER_SUFFIXES, rest)] if rest else ()))
 
 
 def _unexpected(others: Counter[str]) -> Counter[str]:
@@ -508,7 +510,7 @@ def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
     visible = sorted((path for path in found if inside(path, others)), key=lambda path: path.split("/"))
     if images := [path for path in visible if is_image(path)]:
         _warn_of(address, others)
-        place = Place(address, address.rstrip("/"), left_out=most_common(others))
+        place = Place(address, address.rstrip("/"), left_out=bounded_counts(others))
         yield place, _labeled(place, (_at(place, path, found[path]) for path in images))
         return
     archives = _without_descriptions(path for path in visible if path.lower().endswith(ARCHIVES))
@@ -562,10 +564,10 @@ def list_archive(place: Place, *, limited: bool = False) -> tuple[Place, list[So
         InvalidRequest: it is damaged, truncated, compressed as a whole, encrypted, or contains a header that is too
             large.
     """
-    from nnclr_hub.images.pool import run_in_reader  # which the client does without
+    from nnclr_hub.images.pool import LISTING, run_in_reader  # which the client does without
 
     try:
-        return _warned(*run_in_reader(_list_file, place.absolute, place, limited))
+        return _warned(*run_in_reader(LISTING, _list_file, place.absolute, place, limited))
     except ImageError as error:  # the process was ended
         raise InvalidRequest(
             f"{place.given} takes too much time or memory to list, or is damaged; create it again, or unpack it."
@@ -601,7 +603,7 @@ def _listed(place: Place, file: BinaryIO, limited: bool) -> tuple[Place, list[So
         images = list((_zip_images if is_zip else _tar_images)(place, file, others, limited))
     if repeated := len(images) - len({one.path for one in images}):
         others[REPEATED] = repeated
-    place = replace(place, left_out=most_common(others))
+    place = replace(place, left_out=bounded_counts(others))
     return place, _labeled(place, images)
 
 

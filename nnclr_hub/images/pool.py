@@ -88,8 +88,8 @@ def parse_bytes(text: str) -> int:
     return int(text) if match is None else int(float(match[1]) * _UNITS[match[2].upper()])
 
 
-# of one archive to list, or of one row group, which is in memory as a whole
-READING = DecodingLimits(300.0, 6_000_000_000)
+# of listing one archive, and of reading one row of a table, whose group of rows is in memory as a whole
+LISTING, ROWS = DecodingLimits(300.0, 6_000_000_000), DecodingLimits(60.0, 6_000_000_000)
 
 
 class DecodingPool:
@@ -108,7 +108,7 @@ class DecodingPool:
         self._size, self._limits, self._on_killed = size, limits, on_killed
         self._running: set[_Worker] = set()
         self._closed = False
-        self._reader: DecodingPool | None = None
+        self._readers: dict[DecodingLimits, DecodingPool] = {}
         self._starting = threading.Lock()
         # a process, or None for one that is not started; the last one that was used is taken first
         self._free: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
@@ -170,20 +170,20 @@ class DecodingPool:
                 self._free.put(None if worker is None or worker.connection.closed else worker)
         return results
 
-    @property
-    def reader(self) -> DecodingPool:
-        """The one process that reads tables and the directories of archives, because it keeps row groups in memory."""
+    def reader(self, limits: DecodingLimits) -> DecodingPool:
+        """Return the one process that lists archives, or reads rows of tables, because it keeps groups of them."""
         with self._starting:
             self._check_open()
-            self._reader = self._reader or DecodingPool(1, READING, self._on_killed)
-            return self._reader
+            if limits not in self._readers:
+                self._readers[limits] = DecodingPool(1, limits, self._on_killed)
+            return self._readers[limits]
 
     def close(self) -> None:
         """End the processes; images that they decode fail with NotReady."""
         with self._starting:
             self._closed = True
-        if self._reader is not None:
-            self._reader.close()
+        for reader in self._readers.values():
+            reader.close()
         for _ in range(self._size):
             while True:
                 for worker in tuple(self._running):
@@ -376,16 +376,16 @@ def run_isolated_each(operation: Callable[..., T], sources: Sequence[Any], *argu
     return attempt_each(lambda source: run_isolated(operation, source, *arguments), sources)
 
 
-def run_in_reader(operation: Callable[..., T], source: Any, *arguments: Any) -> T:
+def run_in_reader(limits: DecodingLimits, operation: Callable[..., T], source: Any, *arguments: Any) -> T:
     """Return operation(source, *arguments) for an archive of this machine; see `DecodingPool.reader`."""
     pool = active_pool()
-    return operation(source, *arguments) if pool is None else pool.reader.run(operation, source, *arguments)
+    return operation(source, *arguments) if pool is None else pool.reader(limits).run(operation, source, *arguments)
 
 
 def read_bytes(source: Source) -> bytes:
     """Return the bytes of an image; see `Source.read`."""
     if source.place.archive == TABLE and source.place.is_local:
-        return run_in_reader(Source.read, source)
+        return run_in_reader(ROWS, Source.read, source)
     return source.read()
 
 

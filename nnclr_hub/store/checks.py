@@ -210,7 +210,7 @@ def metadata_json(item: Item) -> str:
         data = orjson.dumps(item.metadata, _plain, _STRICT)
     except TypeError as error:
         if "surrogates" in str(error):  # file names may contain half of one, which UTF-8 cannot encode
-            return metadata_json(Item(item.id, item.vector, _without_surrogates(item.metadata)))
+            return metadata_json(Item(item.id, item.vector, without_surrogates(item.metadata)))
         raise InvalidRequest(f"{what} is not JSON with integers of at most 64 bits ({error}).") from error
     if len(data) > MAX_METADATA:
         raise InvalidRequest(f"{what} must be at most {MAX_METADATA} bytes as JSON, got {len(data)}.")
@@ -246,11 +246,12 @@ def _refusal(value: Any, depth: int = 1) -> str | None:
     return next(filter(None, (_refusal(one, depth + 1) for one in inner)), None)
 
 
-def _without_surrogates(value: Any) -> Any:
+def without_surrogates(value: Any) -> Any:
+    """Return a JSON value in which "?" replaces halves of surrogates, which file names may contain."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
-        return {_without_surrogates(key): _without_surrogates(one) for key, one in value.items()}
+        return {without_surrogates(key): without_surrogates(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_surrogates(one) for one in value]
+        return [without_surrogates(one) for one in value]
     return value

@@ -24,7 +24,15 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.images.labels import find_table, table_labels
-from nnclr_hub.images.listing import empty_place, find_places, in_tiles, is_archive, is_packed, list_places, most_common
+from nnclr_hub.images.listing import (
+    bounded_counts,
+    empty_place,
+    find_places,
+    in_tiles,
+    is_archive,
+    is_packed,
+    list_places,
+)
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Item
@@ -172,7 +180,7 @@ class Listing:
         counts = Counter[str]()
         for one in self.sources:
             counts.update(dict(one.left_out))
-        return dict(most_common(counts))
+        return dict(bounded_counts(counts))
 
     def origin_of(self, image: Source) -> str:
         """Return the name of an image's folder or archive in the collection."""
@@ -403,7 +411,7 @@ def warn_of_other_sources(listing: Listing, held: Known, advice: str) -> None:
     own = set(listing.origins)
     shared = {root for id, root in roots.items() if id in listing.images} - own
     for root, count in Counter(roots.values()).items():
-        if root not in own and (root in shared or own.isdisjoint(roots.values())):
+        if root in shared:
             log.warning("%d items of source %s are not pruned; %s", count, root, advice.format(shlex.quote(root)))
 
 

@@ -15,7 +15,7 @@ The command line, the routes of the server with their schemas, its jobs and the 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from dataclasses import MISSING, dataclass, field, fields
 from importlib import import_module
 from pathlib import Path
@@ -77,6 +77,8 @@ class Request:
         for one in fields(self):
             limits, value = one.metadata.get("limits", {}), getattr(self, one.name)
             of_length = any(name.endswith("_length") for name in limits)
+            if of_length and value is not None and not isinstance(value, Sized):
+                raise InvalidRequest(f"{one.name} must be a list or a text, got {value!r:.80}.")
             number = len(value) if of_length and value is not None else value
             if isinstance(number, int | float) and not all(
                 COMPARE[name](number, limit)

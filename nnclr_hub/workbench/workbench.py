@@ -307,14 +307,18 @@ class Workbench:
             FingerprintMismatch: the collections hold vectors of different encoders.
         """
         source = self.collection(name)
-        waiting = source.get(ids)
+        waiting, fingerprint = source.get(ids), source.spec.fingerprint
         copied = len(waiting)
         while waiting and self.collection(to).name != source.name:
-            self.upsert(to, waiting, fingerprint=source.spec.fingerprint)
+            self.upsert(to, waiting, fingerprint=fingerprint)
             if not move:
                 break
             sent = waiting
-            waiting = self.store.write(name, lambda source: source.delete_unchanged(sent))  # noqa: B023
+
+            def delete(now: Collection, sent: Sequence[Item] = sent) -> tuple[list[Item], str]:
+                return now.delete_unchanged(sent), now.spec.fingerprint  # perhaps of a collection that was promoted
+
+            waiting, fingerprint = self.store.write(name, delete)
             if self.originals:
                 hashes = [item.metadata.get(FILE_HASH) for item in sent]
                 self.originals.remove_unused(hash for hash in hashes if isinstance(hash, str))

@@ -13,7 +13,6 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from nnclr_hub.encoder.attention import (
-    MAX_SIDE,
     MAX_TARGETS,
     OPACITY,
     AttentionMap,
@@ -57,8 +56,9 @@ class AttentionOptions(Strict):
     )
     center_prior: bool = Field(
         True,
-        description="of the whole image, without targets: the PNG shows the map times a Gaussian in the center, at a "
-        "short side of at most 256 pixels; false: the plain map, in the image's own size",
+        description="of the whole image, without targets, head and threshold: the PNG shows the map times a Gaussian "
+        "in the center and, without max_side, the network sees the image with a short side of at most 256 pixels; "
+        "false: the plain map of the image in its own size",
     )
     opacity: float = Field(OPACITY, description="opacity of the map over the image, 0 to 1")
     with_png: bool = Field(False, description="add each map as a PNG to the JSON response")
@@ -86,7 +86,9 @@ class AttentionEntry(BaseModel):
     first: Pair = Field(description="x, y of the center of the first cell, in pixels of the input")
     stride: Pair = Field(description="x, y from one cell center to the next, in pixels of the input")
     limits: Pair = Field(description="values that are mapped to 0 and 1, shared by all maps of the response")
-    peak: Pair = Field(description="x, y of the center of the largest value, in pixels of the original")
+    peak: Pair = Field(
+        description="x, y of the center of the largest of the values, in pixels of the original, without the prior"
+    )
     center_prior: bool = Field(description="whether the PNG shows the map times a Gaussian in the center")
     png: str | None = Field(None, description="base64 PNG of the map over the image, in the size of the original")
 
@@ -197,8 +199,8 @@ def _settings_of(options: AttentionOptions, max_side: int) -> AttentionSettings:
     query = None if options.point is None else Point(*options.point)
     if options.box is not None:
         query = ImageBox(*options.box)
-    side = min(MAX_SIDE, max_side) if options.max_side is None else options.max_side
-    if side > max_side:
+    side = options.max_side
+    if side is not None and side > max_side:
         raise InvalidRequest(f"max_side must be at most {max_side} on this server, got {side}.")
     return AttentionSettings(query, options.similarity, options.head, options.threshold, side, options.center_prior)
 

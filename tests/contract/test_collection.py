@@ -158,6 +158,21 @@ def test_deleted_items_are_gone_at_once(collection):
     assert collection.verify().ok
 
 
+def test_items_that_were_edited_since_they_were_read_are_not_deleted(collection):
+    collection.upsert(items(0, 8))
+    read = collection.get(IDS[:8])
+    assert collection.update_metadata({"new": "x"}, ids=IDS[1:3]) == 2
+    collection.upsert([replace(items()[3], vector=VECTORS[30])])
+    collection.delete([IDS[4]])
+    left = sorted(collection.delete_unchanged([*read, Item("absent", VECTORS[0])]), key=lambda item: item.id)
+    assert [item.id for item in left] == sorted(IDS[1:4])
+    assert collection.count() == len(left)
+    assert plain(left) == plain(collection.get([item.id for item in left]))
+    assert collection.delete_unchanged(left) == []
+    assert collection.count() == 0
+    assert collection.delete_unchanged(left) == collection.delete_unchanged([]) == []
+
+
 # ------------------------------------------------------------------------------ editing metadata
 
 

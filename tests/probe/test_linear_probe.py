@@ -4,10 +4,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression
 
 from nnclr_hub import LinearProbe, fit_linear_probe
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.probe import logistic
 
 
 @pytest.fixture
@@ -135,6 +137,23 @@ def test_a_rare_label_does_not_stop_the_choice_of_the_penalty():
 def test_options_without_a_meaning_are_refused(options):
     with pytest.raises(InvalidRequest):
         fit_linear_probe(np.eye(6, dtype=np.float32), [0, 1] * 3, **options)
+
+
+def test_rows_are_fitted_to_without_a_copy_of_them(monkeypatch):
+    """Neither the split nor the refit makes one: every row that is looked at is a piece."""
+    monkeypatch.setattr(logistic, "PIECE", 64)
+    monkeypatch.setattr(logistic, "MAX_ROTATED", 0)
+    seen, cat = [], torch.cat
+    monkeypatch.setattr(
+        torch, "cat", lambda parts, *a, **k: (seen.extend(p.numel() for p in parts), cat(parts, *a, **k))[1]
+    )
+    rng = np.random.default_rng(0)
+    y = np.arange(200) % 2
+    x = (rng.normal(size=(200, 16)) + y[:, None]).astype(np.float16)
+    probe = fit_linear_probe(x, y, sweep=[1e-3, 1e-1], validation=(x[:50], y[:50]))
+    assert max(seen) < x.size
+    want = fit_linear_probe(np.concatenate([x, x[:50]]), np.concatenate([y, y[:50]]), l2=probe.l2)
+    np.testing.assert_allclose(probe.weight, want.weight, atol=1e-3)
 
 
 def test_of_penalties_with_equal_scores_the_one_with_the_best_probabilities_is_chosen():

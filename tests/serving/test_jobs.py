@@ -104,6 +104,19 @@ def test_a_result_that_is_too_long_is_cut_and_says_what_is_missing(make_world):
     assert world.jobs.get(job.id) == job
 
 
+def test_the_largest_part_of_a_long_result_is_cut_whatever_the_names_of_files(make_world):
+    """By bytes, not by entries; and a name may hold a byte that is not UTF-8."""
+    whole = {"few": [{"ids": "x" * 900}] * 3, "many": [[i, 0] for i in range(40)], "errors": [{"name": "m\udcfc.png"}]}
+    world = make_world(most=2000)
+    world.jobs.tasks["work"] = Task("work", WorkRequest, "/x", False, lambda *given: whole)
+    job = until(world.jobs, world.submit("a").id, "done")
+    assert len(job.data) <= 2000
+    assert job.result["many"] == whole["many"]
+    assert job.result["errors"] == [{"name": "m?.png"}]
+    assert job.result["few"] == whole["few"][:1]
+    assert job.left_out.startswith("2 of the 3 entries of `few` are left out")
+
+
 # ---- jobs on disk: pages, marks, increasing ids, and the deletion of old jobs
 
 

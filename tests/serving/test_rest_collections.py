@@ -4,10 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from urllib.parse import quote
 
+import numpy as np
 import pytest
 from rest_requests import as_text, is_problem, upload
 
-from nnclr_hub import Client, open_store
+from nnclr_hub import Client, Item, open_store
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec
@@ -163,3 +164,28 @@ def test_a_move_loses_no_edit_that_arrives_meanwhile(client, server, collection,
     assert items[2]["vector"][0] > items[2]["vector"][1]
     assert client.get(f"{collection}/count").json()["count"] == 0
     client.delete("/api/v1/collections/moved")
+
+
+def test_a_move_during_a_promotion_mixes_no_encoders(client, server, collection, monkeypatch):
+    """The name means a collection of another encoder before the moved items are deleted from the first one."""
+    store, name = server.bench.store, collection.rpartition("/")[2]
+    client.put(f"{collection}/items", json=[{"id": id, "vector": [1.0] * 32} for id in "ab"])
+    client.put("/api/v1/collections/moved", json={})
+    other = store.create("other", CollectionSpec(32, fingerprint="f" * 32))
+    other.upsert([Item(id, np.eye(32, dtype=np.float32)[0]) for id in "ab"])
+    upsert = server.bench.upsert
+
+    def upsert_while_somebody_promotes(to, items, **options):
+        stored = upsert(to, items, **options)
+        if "other" in store.names():
+            store.promote("other", name)
+        return stored
+
+    monkeypatch.setattr(server.bench, "upsert", upsert_while_somebody_promotes)
+    move = {"to": "moved", "ids": ["a", "b"], "move": True}
+    is_problem(client.post(f"{collection}/copy", json=move), 409, "fingerprint_mismatch")
+    vectors = [item.vector for item in store.get("moved").get(["a", "b"])]
+    np.testing.assert_allclose(vectors, np.full((2, 32), 32**-0.5), rtol=1e-5)
+    assert store.get(name).count() == 2
+    for one in ("moved", f"{name}.old"):
+        client.delete(f"/api/v1/collections/{one}")

@@ -287,3 +287,16 @@ def test_facets_name_the_item_whose_metadata_are_damaged(tmp_path, damaged):
         assert collection.count() == 3
         with pytest.raises(StoreCorrupt, match="i1"):
             collection.facets(["n"])
+
+
+def test_a_compaction_after_a_bulk_load_builds_the_final_kind(tmp_path):
+    """Before it, an inverted file, which takes a tenth of the time, makes searches fast."""
+    settings = StoreSettings(flat_below=100, coarse_from=200, idle_seconds=3600.0)
+    with EmbeddedStore(tmp_path, settings=settings) as store:
+        collection = store.create("c", CollectionSpec(DIM))
+        rows = vectors(600)
+        collection.upsert([Item(f"i{i}", row) for i, row in enumerate(rows)])
+        until(lambda: collection.info().index == "ivf_sq8")
+        collection.compact()
+        assert collection.info().index == "hnsw"
+        assert collection.search(rows[7], 1)[0].id == "i7"

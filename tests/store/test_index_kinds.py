@@ -11,7 +11,7 @@ from waiting import until
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.store import failpoints
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, choose_kind
+from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Hnsw, choose_kind
 from nnclr_hub.store.settings import StoreSettings
 
 ROWS, DIM, K = 3000, 24, 10
@@ -39,16 +39,24 @@ def recall(found: list[list], truth: list[set[str]]) -> float:
     return float(np.mean([len({m.id for m in ms} & t) / K for ms, t in zip(found, truth, strict=True)]))
 
 
+class Added(Hnsw):
+    """A kind that is added by one object: it is built, saved and loaded by its name."""
+
+    name = "added"
+
+
 @pytest.mark.parametrize(
     ("kind", "precision", "metric"),
     [
         *(("flat", "f32", "dot"), ("flat", "f16", "l2"), ("hnsw", "f32", "l2"), ("hnsw", "f16", "cosine")),
         *(("ivf", "f32", "dot"), ("ivf", "f16", "l2"), ("ivf_sq8", "f32", "l2"), ("ivf_sq8", "f16", "cosine")),
         *(("ivf_pq", "f32", "cosine"), ("ivf_pq", "f16", "dot")),
+        ("added", "f32", "cosine"),
     ],
 )
-def test_every_kind_finds_the_nearest(tmp_path, kind, precision, metric):
+def test_every_kind_finds_the_nearest(tmp_path, kind, precision, metric, monkeypatch):
     """After growth, deletion, replacement and compaction: unfiltered, filtered by many and by few, and exactly."""
+    monkeypatch.setitem(INDEX_KINDS, "added", Added(links={"f32": 64, "f16": 32}))
     made = dict(zip((f"i{n}" for n in range(ROWS)), clustered(ROWS, 1), strict=True))
     about = {id: {"half": n % 2, "rare": n % 100} for n, id in enumerate(made)}
     queries = clustered(30, 2)

@@ -38,6 +38,22 @@ def test_everything_agrees_with_its_plain_reading(store):
             store.drop(f"c{seed}")
 
 
+def test_a_reopened_store_and_a_reader_see_the_same(tmp_path):
+    with open_store(str(tmp_path)) as writer:
+        world = world_of(writer, 7)
+        with open_store(str(tmp_path), read_only=True) as reader:
+            own, other = world.collection, reader.get("c7")
+            for collection in (own, other) * 5:
+                world.step()
+                world.collection = collection
+                world.check()
+                world.collection = own
+    with open_store(str(tmp_path)) as again:
+        world.collection = again.get("c7")
+        world.check()
+        assert world.collection.verify().ok
+
+
 def test_an_edit_is_seen_by_all_filters_at_once(tmp_path):
     """While one thread sets the same new value for all items, others never see two values."""
     with open_store(str(tmp_path)) as store:

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from nnclr_hub.encoder.attention.geometry import VIEW_SIDE, Axis, Grid, input_size
 from nnclr_hub.encoder.attention.maps import AttentionMap, on_one_scale
-from nnclr_hub.encoder.attention.query import MAX_TARGETS, AttentionSettings, require_inside
+from nnclr_hub.encoder.attention.query import MAX_SIDE, MAX_TARGETS, AttentionSettings, require_inside
 from nnclr_hub.encoder.backends.with_torch import memory_errors
 from nnclr_hub.encoder.inputs import ImageLike, as_source
 from nnclr_hub.encoder.network_output import feature_map
@@ -194,7 +194,13 @@ class AttentionExtractor:
             raise InvalidRequest(f"head must be from 0 to {(traits.heads or 0) - 1} for {name}, got {settings.head}.")
 
     def prepare(
-        self, image: ImageLike, settings: AttentionSettings, *, has_query: bool = True, alone: bool = True
+        self,
+        image: ImageLike,
+        settings: AttentionSettings,
+        *,
+        has_query: bool = True,
+        alone: bool = True,
+        most: int = MAX_SIDE,
     ) -> PreparedImage:
         """Decode an image and resize it to the network's input.
 
@@ -202,6 +208,7 @@ class AttentionExtractor:
             image: a path, bytes, a PIL image or (H, W, 3) uint8.
             has_query: whether the query refers to this image; False for targets.
             alone: whether there are no targets.
+            most: upper limit of `settings.max_side`.
 
         Raises:
             ImageError: the image cannot be read.
@@ -211,8 +218,9 @@ class AttentionExtractor:
         if has_query and settings.query is not None:
             require_inside(settings.query, decoded.size)
         down, across = self.traits.stride
-        short = VIEW_SIDE if alone and _has_prior(settings) else math.inf
-        size = input_size(decoded.size, (across, down), settings.max_side, short, whole=self.traits.transformer)
+        short = VIEW_SIDE if alone and settings.has_prior and settings.max_side is None else math.inf
+        side = most if settings.max_side is None else min(settings.max_side, most)
+        size = input_size(decoded.size, (across, down), side, short, whole=self.traits.transformer)
         return PreparedImage(for_people(decoded), self._transform.resized(decoded, size))
 
     @torch.inference_mode()
@@ -279,13 +287,9 @@ class AttentionExtractor:
                     f"The output of {self._name} for this image is NaN or infinite; check its weights."
                 )
             limits = (float(value.min()), float(value.max()))
-            prior = _has_prior(settings) and not targets
+            prior = settings.has_prior and not targets
             found.append(AttentionMap(value, kind, one.grid, limits, one.prepared.image, prior))
         return on_one_scale(found)
-
-
-def _has_prior(settings: AttentionSettings) -> bool:
-    return settings.center_prior and settings.query is None
 
 
 def class_token_rows(attention: Attention, x: Tensor) -> Tensor:

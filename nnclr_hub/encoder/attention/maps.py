@@ -67,7 +67,10 @@ class AttentionMap:
 
     @property
     def peak(self) -> tuple[float, float]:
-        """x and y of the center of the first cell with the largest value, in pixels of the original."""
+        """x and y of the center of the first cell with the largest of the values, in pixels of the original.
+
+        The center prior, which the overlay may show, has no part in it.
+        """
         row, column = np.unravel_index(self.values.argmax(), self.values.shape)
         return float(self.grid.across.centers[column]), float(self.grid.down.centers[row])
 

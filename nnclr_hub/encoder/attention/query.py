@@ -69,10 +69,10 @@ class AttentionSettings:
     similarity: "dot" as in the paper, or "cosine", which normalizes both vectors.
     head: of the last block's attention, from 0; None: the mean of all heads. Only for the row of [CLS].
     threshold: in (0, 1]; keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
-    max_side: maximum side of the network's input, in pixels; see `geometry.input_size`.
-    center_prior: for the whole image without targets. The network sees it with a short side of at most 256 pixels, and
-        the overlay shows the map times a Gaussian in the center, where objects mostly are. False: the plain map of the
-        image in its own size, as in the paper.
+    max_side: maximum side of the network's input, in pixels; see `geometry.input_size`. None: 1024.
+    center_prior: for the whole image without targets, head and threshold. The overlay shows the map times a Gaussian
+        in the center, where objects mostly are; without max_side, the network sees the image with a short side of at
+        most 256 pixels. False: the plain map of the image in its own size, as in the paper.
 
     Raises:
         InvalidRequest: a value is invalid for every network.
@@ -82,7 +82,7 @@ class AttentionSettings:
     similarity: str = "dot"
     head: int | None = None
     threshold: float | None = None
-    max_side: int = MAX_SIDE
+    max_side: int | None = None
     center_prior: bool = True
 
     def __post_init__(self) -> None:
@@ -94,10 +94,15 @@ class AttentionSettings:
             raise InvalidRequest(f"head must be a whole number from 0, got {self.head!r}.")
         if self.threshold is not None and not (_is_number(self.threshold) and 0 < self.threshold <= 1):
             raise InvalidRequest(f"threshold must be in (0, 1], such as 0.6, got {self.threshold!r}.")
-        if not (_is_whole(self.max_side) and self.max_side >= 1):
+        if self.max_side is not None and not (_is_whole(self.max_side) and self.max_side >= 1):
             raise InvalidRequest(f"max_side must be a whole number of pixels, got {self.max_side!r}.")
         if not isinstance(self.center_prior, bool):
             raise InvalidRequest(f"center_prior must be true or false, got {self.center_prior!r}.")
+
+    @property
+    def has_prior(self) -> bool:
+        """Whether the overlay of a map without targets shows the center prior."""
+        return self.center_prior and (self.query, self.head, self.threshold) == (None, None, None)
 
 
 def require_inside(query: Query, size: tuple[int, int]) -> None:

@@ -84,7 +84,7 @@ class Resources:
         self.states = States(state)
         self.filters, self.facets = Filters(), Facets()
         self.writer: Writer | None = None
-        self.connections = self._new_connections()
+        self.connections, self._retired = self._new_connections(), list[Connections]()
         reader, load = lambda: self.connections.reader(), self._rebuild
         self.maintenance = Maintenance(self.states, settings, path, reader, load, saved)
         if not read_only:
@@ -112,10 +112,15 @@ class Resources:
         try:
             with translated(self._path):
                 self._prepare(connection, lost)
-            # a connection on a full disk reads the file as one that nobody changes
-            before, self.connections = self.connections, self._new_connections()
-            if not before.retire(RETIRED_S):
-                raise self.refusal
+            # a connection on a full disk reads the file as one that nobody changes, so none may be left
+            self._retired.append(self.connections)
+            self.connections = self._new_connections()
+            self._retired = [one for one in self._retired if not one.retire(RETIRED_S)]
+            if self._retired:
+                raise DiskFull(
+                    f"{self._path} cannot be written while a read goes on that began when its disk was full; repeat "
+                    "the write when it has ended."
+                )
             self._connection.close()  # nobody wrote in between: the store has locked its folder
         except BaseException:
             connection.close()
@@ -287,7 +292,9 @@ class Connections:
         self._retired = True
         self._close_idle()
         with self._returned:
-            return self._returned.wait_for(lambda: not self._used, timeout)
+            all_returned = self._returned.wait_for(lambda: not self._used, timeout)
+        self._close_idle()  # of a thread that did not see yet that they are retired
+        return all_returned
 
     def close(self, *, dropped: bool = False) -> None:
         """Close idle connections now, and the others when they are returned."""

@@ -216,6 +216,10 @@ def test_the_whole_image_is_seen_small_with_a_center_prior(resnet, vit, photo):
         np.testing.assert_array_equal(plain.shown(), plain.scaled())
         for other in (encoder.attention(large, Point(500, 500)), encoder.attention(large, target=large)):
             assert (other.center_prior, min(other.input_size)) == (False, 960)
+        given = encoder.attention(large, max_side=512)
+        assert (given.center_prior, given.input_size) == (True, (512, 480))
+    for options in ({"head": 1}, {"threshold": 0.6}):
+        assert not vit.attention(large, **options).center_prior
 
 
 REFUSALS = [
