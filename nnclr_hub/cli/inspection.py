@@ -142,7 +142,7 @@ def _is_collection(what: str, place: Place) -> bool:
             known = f"neither a folder nor a collection of the store {place.address}"
             raise InvalidRequest(f"{what} is {known}; give a folder of images, or the name of a collection.")
         return True
-    found = "/" not in what and place.exists
+    found = "/" not in what and (place.exists or place.given)  # a store that was named must exist
     if found:
         try:
             with place.opened(read_only=True) as opened:

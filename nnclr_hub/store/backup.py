@@ -427,6 +427,10 @@ class _Place:
             )
         with self._used():
             make_folder(self.folder)
+            ours = {"lock", "chunks", "backups", "lost+found"}
+            others = {name for name in os.listdir(self.folder) if name not in ours and name[0] != "."}
+            if others and not (self.folder / "backups").is_dir():
+                raise InvalidRequest(f"{self._address} holds {min(others)}, but no backups; choose a new folder.")
             handle = (self.folder / "lock").open("ab")
         with handle:  # the system releases the lock of a process that ends
             try:

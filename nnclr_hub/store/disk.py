@@ -204,7 +204,7 @@ def take_lock(folder: Path) -> int:
         os.close(handle)
         raise StoreLocked(
             f"The store {folder} is already open for writing, in this process or another. Stop the other one "
-            "(a server, or an `nnclr index`), or send your request to that server."
+            "(a server, or an `nnclr index`), or let that server do it: add --server URL."
         ) from error
     return handle
 

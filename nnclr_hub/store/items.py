@@ -81,8 +81,16 @@ class SearchOptions:
 
 def is_same(one: Item, other: Item) -> bool:
     """Return whether two items have the same vector, metadata and thumbnail."""
-    texts = [json.dumps(item.metadata, sort_keys=True) for item in (one, other)]  # 1 == True, and they are not the same
-    return texts[0] == texts[1] and one.thumbnail == other.thumbnail and np.array_equal(one.vector, other.vector)
+    return (
+        canonical(one.metadata) == canonical(other.metadata)
+        and one.thumbnail == other.thumbnail
+        and np.array_equal(one.vector, other.vector)
+    )
+
+
+def canonical(metadata: Mapping[str, Any]) -> str:
+    """Return a text that is equal for equal JSON; in Python, 1 equals true."""
+    return json.dumps(metadata, sort_keys=True)
 
 
 def percent_text(share: float | None) -> str:

@@ -19,6 +19,7 @@ FOLDERS = [
     ("embed photos --out out", "vectors.npy"),
     ("attention photos/astronaut/00.jpg --out out", "00-attention.png"),
     ("pretrain small_cpu --data photos --out out", "log.jsonl"),
+    ("store backup out --store store", "mine.jpg"),
 ]
 FILES = [
     ("embed photos --out out/labels.csv", "labels.csv"),

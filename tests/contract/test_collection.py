@@ -224,6 +224,12 @@ def test_edits_of_metadata_are_not_changes_of_items(collection):
     assert collection.info().vectors_seq == collection.info().durable_seq
 
 
+def test_one_and_true_are_different_values(collection):
+    collection.upsert([Item("a", VECTORS[0], {"n": 1})])
+    assert collection.update_metadata({"n": True}, ids=["a"]) == 1
+    assert collection.get(["a"])[0].metadata["n"] is True
+
+
 def test_a_bad_edit_changes_nothing(collection):
     collection.upsert([Item("a", np.ones(DIM), {"x": "x" * 30_000}), Item("b", np.ones(DIM))])
     bad = [{}, {"ids": ["a"], "where": {}}, {"ids": "a"}, {"ids": ["a/b"]}, {"ids": ["a"], "metadata": ["x"]}]

@@ -72,7 +72,8 @@ class EvaluationRecord:
         """Name of the score that tables show; for a few-shot curve, the last point."""
         if f"{self.protocol}/{self.data}" in self.values:
             return f"{self.protocol}/{self.data}"
-        shown = [name for name in self.values if (last := name.split("/")[-1]) not in DETAILS or last == self.data]
+        # a data set may have the name of a detail, such as std
+        shown = [one for one in self.values if one.split("/")[-1] not in DETAILS or one.count("/") == 1]
         return shown[-1] if shown else None
 
     @property

@@ -16,6 +16,7 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import check_ids, check_k, check_limit, check_name, check_options, check_queries
 from nnclr_hub.store.edits import Edit, check_choice, check_unchanged, each_editor, editor
 from nnclr_hub.store.facets import Facet, check_facets
+from nnclr_hub.store.items import canonical
 from nnclr_hub.store.milvus import rows
 from nnclr_hub.store.milvus.connection import SLOW_TIMEOUT, WRITE_TIMEOUT, Connection, encode
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
@@ -252,7 +253,7 @@ class MilvusCollection(Collection):
         edits = {id: edit(id, json.loads(text)) for id, text in before.items()}
         # all are checked before the first is written
         columns = {id: rows.metadata_columns(id, text, self.spec) for id, text in edits.items()}
-        edited = [id for id, text in edits.items() if json.loads(text) != json.loads(before[id])]
+        edited = [id for id, text in edits.items() if not _equal(text, before[id])]
         stored = 0
         for batch in _batches(edited):
             made = [
@@ -358,3 +359,7 @@ class MilvusCollection(Collection):
 
 def _batches(values: list[Any], size: int = BATCH) -> Iterator[list[Any]]:
     return (values[start : start + size] for start in range(0, len(values), size))
+
+
+def _equal(one: str, other: str) -> bool:
+    return canonical(json.loads(one)) == canonical(json.loads(other))
