@@ -54,19 +54,6 @@ def pytest_unconfigure() -> None:
     gc.unfreeze()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def own_decoding_processes(request) -> Iterator[None]:
-    """Hide the decoding processes of the servers of tests/serving, which run until the end, from all other tests."""
-    from nnclr_hub.images import pool
-
-    if "serving" in request.path.parts:
-        yield
-        return
-    kept, pool._pool = pool._pool, None
-    yield
-    pool._pool = kept
-
-
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory) -> Iterator[None]:
     """Keep tests and fixtures of every scope out of the user's cache folder."""

@@ -21,7 +21,7 @@ from serving.settings import Settings
 from serving.telemetry import Metrics
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(model, photos, tmp_path_factory, serve) -> Iterator:
     folder = tmp_path_factory.mktemp("serving")
     shutil.copytree(photos, folder / "summer")
@@ -36,7 +36,7 @@ def server(model, photos, tmp_path_factory, serve) -> Iterator:
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def strict(model, tmp_path_factory, serve) -> Iterator:
     """Run a server with a limit of 2 MB on bodies, and a collection `c` of 2-dimensional vectors."""
     folder = tmp_path_factory.mktemp("strict") / "store"
