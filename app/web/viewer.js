@@ -440,7 +440,7 @@ class ItemViewer extends HTMLElement {
           collection: this.explorer.name,
           with_png: true,
           opacity: targets.length > 1 ? 0.7 : 1,
-          max_side: SIDE,
+          ...(targets.length || Object.keys(choice).length ? {max_side: SIDE} : {}), // else the server's choice
           ...choice,
         }),
       );

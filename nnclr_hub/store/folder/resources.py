@@ -118,8 +118,8 @@ class Resources:
             self._retired = [one for one in self._retired if not one.retire(RETIRED_S)]
             if self._retired:
                 raise DiskFull(
-                    f"{self._path} cannot be written while a read goes on that began when its disk was full; repeat "
-                    "the write when it has ended."
+                    f"{self._path} cannot be written while a read runs that began when its disk was full; repeat the "
+                    "write when it has ended."
                 )
             self._connection.close()  # nobody wrote in between: the store has locked its folder
         except BaseException:
