@@ -19,6 +19,7 @@ from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench.sources import read_original
 
 pytestmark = pytest.mark.browser
+# errors that are allowed below: 401 before a login, 404 for an image of a card whose collection is just gone
 MINE = "Ferien 2024 ü"
 KEY = "a-key-that-nobody-guesses-0123456789"
 READER = "reader-0123456789abcdef"
@@ -86,7 +87,7 @@ def test_a_collection_is_created_filled_and_deleted(opened, served, photos, tmp_
     broken = tmp_path / "broken.jpg"
     broken.write_bytes(b"no image")
     files = [*sorted((photos / "cat").iterdir())[:3], broken]
-    page = opened(path="/#/collections", allowed=("401",))
+    page = opened(path="/#/collections", allowed=("401", "404"))
     log_in(page)
     page.get_by_role("button", name="New collection").click()
     for wrong, text in (("a/b", "slash"), ("photos", "photos")):  # the dialog stays open
@@ -136,7 +137,7 @@ def test_dropped_files_are_added_where_they_are_dropped(opened, served, photos, 
     for number, image in enumerate(images):
         image.save(folder / ("cat", "dog")[number % 2] / f"{number}.ppm")  # a format that browsers cannot show
     (folder / "notes.txt").write_text("no image")
-    page = opened(path="/#/collections", allowed=("401",))
+    page = opened(path="/#/collections", allowed=("401", "404"))
     log_in(page)
     page.wait_for_selector("article")
     drop(page, [folder], ".page > header")
@@ -213,7 +214,7 @@ def test_a_collection_is_renamed_and_merged(opened, served, photos):
     items = collection.get([item.id for item in collection.scroll(limit=5).items])
     served.bench.store.create("few", collection.spec).upsert(items[:3])
     served.bench.store.create("more", collection.spec).upsert(items[2:])
-    page = opened(path="/#/collections", allowed=("401", "409"))
+    page = opened(path="/#/collections", allowed=("401", "404", "409"))
     log_in(page)
     page.get_by_label("few", exact=True).get_by_role("button", name="Manage").click()
     page.get_by_label("Name", exact=True).fill("photos")
@@ -240,7 +241,7 @@ def test_an_archive_is_imported_and_its_errors_are_listed(opened, served, photos
             archive.write(path, f"pets/cat/{path.name}")
         archive.writestr("pets/cat/broken.jpg", b"no image")
         archive.writestr("pets/cat/notes.txt", b"no image either")
-    page = opened(path="/#/collections", allowed=("401",))
+    page = opened(path="/#/collections", allowed=("401", "404"))
     log_in(page)
     page.get_by_label("zipped", exact=True).locator("input[type=file]").nth(2).set_input_files(tmp_path / "pets.zip")
     page.wait_for_selector(".upload:has-text('pets.zip: 3 added, 0 replaced, 1 refused, left out as no image: 1 .txt')")
@@ -252,7 +253,7 @@ def test_an_archive_is_imported_and_its_errors_are_listed(opened, served, photos
 
 def test_a_stopped_import_continues_after_a_reload_or_is_deleted(opened, tmp_path):
     (tmp_path / "items.ndjson").write_bytes(b" " * 20_000_000)  # three parts
-    page = opened(path="/#/collections", allowed=("401",))
+    page = opened(path="/#/collections", allowed=("401", "404"))
     log_in(page)
     sent: list[str] = []
 
@@ -287,7 +288,7 @@ def test_images_that_arrived_before_a_reload_are_not_sent_again(opened, served, 
     files = [tmp_path / f"{i:02d}.png" for i in range(20)]  # two requests
     for i, path in enumerate(files):
         Image.new("RGB", (8, 8), (10 * i, 0, 0)).save(path)
-    page = opened(path="/#/collections", allowed=("401", "507"))
+    page = opened(path="/#/collections", allowed=("401", "404", "507"))
     log_in(page)
     card = page.get_by_label("many", exact=True)
     posts: list[str] = []
@@ -318,7 +319,7 @@ def test_images_that_arrived_before_a_reload_are_not_sent_again(opened, served, 
 def test_a_file_that_changes_during_its_upload_ends_it(opened, tmp_path):
     path = tmp_path / "items.ndjson"
     path.write_bytes(b" " * 20_000_000)
-    page = opened(path="/#/collections", allowed=("401", "ERR_UPLOAD_FILE_CHANGED"))
+    page = opened(path="/#/collections", allowed=("401", "404", "ERR_UPLOAD_FILE_CHANGED"))
     log_in(page)
 
     sent: list[str] = []
@@ -335,7 +336,7 @@ def test_a_file_that_changes_during_its_upload_ends_it(opened, tmp_path):
 
 
 def test_a_collection_is_looked_after(opened, served, photos):
-    page = opened(path="/#/collections", allowed=("401",))
+    page = opened(path="/#/collections", allowed=("401", "404"))
     log_in(page)
     card = page.get_by_label("photos", exact=True)
     card.get_by_role("button", name="Add a folder of the server").click()
