@@ -168,7 +168,7 @@ def test_a_folder_is_preferred_to_a_collection_of_its_name_unless_a_store_is_giv
     assert images("./c", "--model", "pixels") == (3, False)
     assert images("c", "--store", "nnclr-store") == (4, False)
     done = run("inspect", "c", "--model", "pixels", "--store", "elsewhere", "--out", "report")
-    assert done.exit_code == 0
+    assert done.exit_code == 2
     assert "elsewhere" in done.stderr  # a typing error in --store is not passed over
 
 

@@ -379,7 +379,7 @@ def test_archives_and_tables_of_source_folders_are_read_by_other_processes(serve
     originals = [client.get(f"{place}/items/{item['id']}/original") for item in items]
     assert {one.content for one in originals} == {path.read_bytes() for path in image_files[:4]}
     assert {one.headers["x-image"] for one in originals} == {"source"}
-    reader = pool.active_pool().reader
+    reader = pool.active_pool().reader(pool.LISTING)
     monkeypatch.setattr(reader, "_limits", pool.DecodingLimits(0.001))
     job = ended(client, client.post(f"{place}/index", json={"folder": "packed/many"}))
     assert (job["state"], job["error"]["code"]) == ("failed", "invalid_request")
