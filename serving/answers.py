@@ -39,6 +39,7 @@ PNG = "image/png"
 DType = Literal["float32", "float16"]
 NUMBER_BYTES = 13  # of a float32 as JSON, with its comma
 FOR_THE_REST = "To read the rest, narrow the request with a filter, or run `nnclr` on the machine with the store."
+MANY = list | tuple | dict  # values of a result that can be cut
 CHUNK = 256 << 10  # bytes that are sent at once, and for which permits are taken at once
 
 
@@ -101,9 +102,6 @@ def bounded(value: Mapping[str, Any], most: int) -> tuple[bytes, str]:
     body = b",".join(encoded(name) + b":" + parts[name] for name in value)
     why = f" left out, because an answer has at most {most / 1e6:,.1f} MB. {FOR_THE_REST}"
     return b"{%s}" % body, " and ".join(left_out) + " are" + why if left_out else ""
-
-
-MANY = list | tuple | dict
 
 
 def _entries(value: Any, most: int) -> list[bytes]:

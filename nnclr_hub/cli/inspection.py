@@ -194,8 +194,8 @@ def _compare(
     from nnclr_hub.workbench.inspection.comparison import ComparisonRequest, EncoderComparison, compare_sources
 
     if place.given and not given:
-        raise InvalidRequest("Name the collection, for example: nnclr inspect pets --compare default --server URL.")
-    if given and place.exists and _is_collection(given[0], place):
+        raise InvalidRequest("Name the collection first, for example: nnclr inspect pets --compare default.")
+    if given and (place.exists or place.given) and _is_collection(given[0], place):
         models = [one if one in HAND_CRAFTED else reading.within(one) or one for one in [*sources, *given[1:]]]
         with place.bench(read_only=True) as bench, _bars() as report:
             result = bench.run("comparison", ComparisonRequest(given[0], models, field), report("comparing"))
