@@ -3,7 +3,6 @@
 The two processes write OUT/rank0.pt, OUT/rank1.pt and the run folder OUT/run, with the environment that torchrun sets.
 """
 
-import importlib
 import multiprocessing
 import os
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import nn
 from waiting import free_port
 
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, Prototypes, SupportSet
+from training import report
 from training.callbacks import Callback
 from training.distributed import Ranks, joined, share_gradients, synchronize_norms
 from training.pretrain import pretrain
@@ -98,15 +98,15 @@ def work(rank: int, ports: list[str], data: Path, out: Path) -> None:
     with joined("cpu") as ranks:
         torch.save({case: one_step(case, ranks) for case in CASES}, out / f"rank{ranks.rank}.pt")
     os.environ["MASTER_PORT"] = ports[1]
+    report.draw_panels = lambda logs: ""  # drawing takes longer than training so small a network
     short_run(data, out / "run")
 
 
 def both_ranks(data: Path, out: Path) -> list[int | None]:
-    """Run both processes; return their exit codes. They are forks, which need not import torch again."""
+    """Run both processes; return their exit codes. No forks: torch refuses gradients in a fork of what took some."""
     ports = [str(free_port()), str(free_port())]
-    importlib.import_module("torch._dynamo")  # DistributedDataParallel imports it, which takes seconds in each process
-    fork = multiprocessing.get_context("fork")
-    both = [fork.Process(target=work, args=(rank, ports, data, out)) for rank in range(2)]
+    spawn = multiprocessing.get_context("spawn")
+    both = [spawn.Process(target=work, args=(rank, ports, data, out)) for rank in range(2)]
     for one in both:
         one.start()
     for one in both:

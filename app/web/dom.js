@@ -40,7 +40,12 @@ export function keyed(list, items, keyOf, draw) {
     return drawn;
   });
   if (after.length === before.length && after.every((child, i) => child === before[i])) return;
-  list.replaceChildren(...after);
+  // what stays is not taken out: a click whose press is on it would be lost
+  const kept = new Set(after);
+  for (const child of before) if (!kept.has(child)) child.remove();
+  after.forEach((child, i) => {
+    if (list.children[i] !== child) list.insertBefore(child, list.children[i] ?? null);
+  });
   if (focused < 0) return;
   const next =
     after.find(child => child.dataset.key === before[place].dataset.key) ?? after[Math.min(place, after.length - 1)];

@@ -110,6 +110,19 @@ class ItemViewer extends HTMLElement {
         this.side,
       ),
     );
+    // The panel may open below the pointer: the second click of a double click on a tile is then on the panel.
+    this.isNew = false;
+    this.dialog.addEventListener(
+      'click',
+      event => {
+        if (this.isNew && event.detail === 2) {
+          event.stopPropagation();
+          this._setFull(true);
+        }
+        this.isNew = false;
+      },
+      true,
+    );
     this.replaceChildren(this.dialog);
     explorer.addEventListener('rows', () => {
       if (this.row !== null) this._drawMetadata(this.row);
@@ -128,6 +141,7 @@ class ItemViewer extends HTMLElement {
     const {explorer} = this;
     if (row === this.row) return this._setFull(full);
     this.row = row;
+    this.isNew = true;
     this.example = null;
     this._show(imageUrl(explorer.name, explorer.rows.ids[row], 'original'), explorer.rows.title(row), {
       id: explorer.rows.ids[row],
