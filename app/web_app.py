@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 import zipfile
 from io import BytesIO
@@ -12,7 +14,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.requests import Request
-from starlette.responses import FileResponse, Response
+from starlette.responses import HTMLResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from nnclr_hub.cache import cache_folder
@@ -27,15 +29,25 @@ POLICY = (
 )
 
 
-# a browser revalidates each file at each load, so that an update is complete
+# a browser revalidates each file at each load, so that an update is complete; see `_start_page` for the exception
 HEADERS = {"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"}
+FIRST = "explore.js"  # the screen that most visits begin with
+IMPORT = re.compile(r"^(?:import|export) (?:[^;]*? from )?'\./([\w.]+)'", re.MULTILINE)
 _drawing = threading.Lock()
 
 
 class _Files(StaticFiles):
-    def file_response(self, *args: Any, **kwargs: Any) -> Response:
-        response = super().file_response(*args, **kwargs)
+    """The files, also below a version `~...`, where browsers keep them without asking again."""
+
+    def get_path(self, scope: Any) -> str:
+        first, _, rest = super().get_path(scope).partition("/")
+        return rest if first.startswith("~") else super().get_path(scope)
+
+    def file_response(self, full_path: Any, stat_result: Any, scope: Any, status_code: int = 200) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(HEADERS)
+        if f"{PATH}/~{_version()}/" in scope["path"]:
+            response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
 
 
@@ -43,7 +55,35 @@ def mount_web_app(app: FastAPI) -> None:
     """Mount the app on the API's app; call this before it starts."""
     app.add_route(f"{PATH}/sample.zip", _sample, include_in_schema=False)
     app.mount(PATH, GZipMiddleware(_Files(directory=FOLDER), minimum_size=1000))
-    app.state.start_page = lambda: FileResponse(FOLDER / "index.html", headers=HEADERS)
+    app.state.start_page = _start_page
+
+
+def _start_page() -> Response:
+    """Return index.html. Its files have the version in their paths: a second visit asks for none of them.
+
+    A browser learns of a module only where another imports it, in six steps; so the page names those of the first
+    screen, which are then loaded at once.
+    """
+    modules = _imported("main.js") | _imported(FIRST)
+    links = "".join(f'  <link rel="modulepreload" href="app/{name}">\n' for name in sorted(modules))
+    text = (FOLDER / "index.html").read_text().replace("</head>", f"{links}</head>")
+    return HTMLResponse(text.replace('"app/', f'"app/~{_version()}/'), headers=HEADERS)
+
+
+def _version() -> str:
+    stats = ((path.name, path.stat()) for path in sorted(FOLDER.iterdir()))
+    state = repr([(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats])
+    return hashlib.sha256(state.encode()).hexdigest()[:16]
+
+
+def _imported(name: str) -> set[str]:
+    """Return the names of a module and of all modules that it imports before it runs."""
+    names, waiting = set(), [name]
+    while waiting:
+        if (module := waiting.pop()) not in names:
+            names.add(module)
+            waiting += IMPORT.findall((FOLDER / module).read_text())
+    return names
 
 
 async def _sample(request: Request) -> Response:

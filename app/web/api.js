@@ -5,7 +5,7 @@
 // then repeats the request.
 import {make, openDialog} from './dom.js';
 
-export const ROOT = new URL('../', import.meta.url);
+export const ROOT = new URL('.', document.baseURI);
 const KEPT = 30;
 const POLL_MS = 500; // between two looks at a job
 const REPEATS = 5; // of a request that a busy or failing server refuses

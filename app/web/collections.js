@@ -1,5 +1,5 @@
 // The page Collections: create, fill, look after and delete collections; the jobs of the server.
-import {imageUrl, path, rest} from './api.js';
+import {ROOT, imageUrl, path, rest} from './api.js';
 import {create, drop, manage, newFromFolder, serverFolder} from './collection_dialogs.js';
 import {createCollection} from './copying.js';
 import {button, count, make, say, sayError} from './dom.js';
@@ -17,7 +17,7 @@ const samples = new Map();
 
 /**
  * @param {HTMLElement} main
- * @param {{canWrite: boolean, changed: () => Promise<void>, collections: import('./api.js').Collection[], originals:
+ * @param {{canWrite: boolean, changed: () => Promise<any>, collections: import('./api.js').Collection[], originals:
  *   {most: number, used: number}}} session
  */
 export async function showCollections(main, session) {
@@ -150,7 +150,7 @@ function firstVisit(fill, draw) {
   const sample = button('map', 'Sample gallery', async () => {
     sample.disabled = true;
     sample.lastChild.textContent = 'Drawing the images ...';
-    const answer = await fetch(new URL('sample.zip', import.meta.url));
+    const answer = await fetch(new URL('app/sample.zip', ROOT));
     await fill([new File([await answer.blob()], 'sample.zip')]);
   });
   return make(

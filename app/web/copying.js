@@ -81,7 +81,7 @@ export function targets(info, collections) {
 /**
  * Ask where to, and copy or move the images of these rows.
  * @param {import('./explorer.js').Explorer} explorer
- * @param {{collections: import('./api.js').Collection[], changed: () => Promise<void>}} session
+ * @param {{collections: import('./api.js').Collection[], changed: () => Promise<any>}} session
  * @param {number[]} rows
  */
 export function copyOrMove(explorer, session, rows) {

@@ -22,7 +22,7 @@ const PREVIEWS = 'previews'; // small copies of own query images, by their vecto
  * @param {HTMLElement} main
  * @param {string} name of the collection
  * @param {URLSearchParams} address
- * @param {{canWrite: boolean, collections: import('./api.js').Collection[], changed: () => Promise<void>}} session
+ * @param {{canWrite: boolean, collections: import('./api.js').Collection[], changed: () => Promise<any>}} session
  * @returns {Promise<{leave: () => void, go: (address: URLSearchParams) => void}>}
  */
 export async function showExplore(main, name, address, session) {

@@ -125,7 +125,7 @@ class ImageGrid extends HTMLElement {
   relayout(stay = false) {
     const {explorer, scroller} = this;
     if (!scroller.clientWidth) return;
-    const before = this.lines[lineAt(this.lines, scroller.scrollTop)];
+    const before = scroller.scrollTop ? this.lines[lineAt(this.lines, scroller.scrollTop)] : undefined;
     const offset = before ? scroller.scrollTop - before.top : 0;
     const above = before ? this.shown.slice(0, before.start + 1).filter(row => !explorer.rows.deleted.has(row)) : [];
     const view = (this.shown = explorer.view),

@@ -16,11 +16,12 @@ const session = {
   originals: {most: 0, used: 0},
   /** @type {import('./api.js').Collection[]} */
   collections: [],
+  /** Ask the server again. @returns {Promise<import('./api.js').Schemas['SessionResponse']>} */
   async changed() {
-    this.collections = (await rest('GET', 'collections')).collections;
-    /** @type {import('./api.js').Schemas['SessionResponse']} */
-    const own = await rest('GET', 'session');
+    const [own, {collections}] = await Promise.all([rest('GET', 'session'), rest('GET', 'collections')]);
+    this.collections = collections;
     this.originals = {most: own.originals_bytes, used: own.originals_used};
+    return own;
   },
 };
 /** @type {{page: string, name: string, go: (address: URLSearchParams) => void, leave: () => void} | null} */
@@ -92,8 +93,7 @@ function drawTabs(page) {
 }
 
 async function start() {
-  /** @type {import('./api.js').Schemas['SessionResponse']} */
-  const own = await rest('GET', 'session');
+  const own = await session.changed();
   [session.canWrite, session.keyed] = [own.can_write, own.key !== null];
   const leave = async () => {
     await fetch(new URL('logout', ROOT), {method: 'POST', redirect: 'manual'});
@@ -106,7 +106,6 @@ async function start() {
       own.key ? ` ${own.key}` : '',
       own.key ? make('button', {type: 'button', class: 'plain', onclick: leave}, 'Log out') : '',
     );
-  await session.changed();
   addEventListener('hashchange', route);
   addEventListener('popstate', () => {
     if (shown?.page === 'explore') route();

@@ -9,7 +9,7 @@ import {zipOf} from './zip.js';
 class SelectionBar extends HTMLElement {
   /**
    * @param {import('./explorer.js').Explorer} explorer
-   * @param {{collections: import('./api.js').Collection[], changed: () => Promise<void>}} session
+   * @param {{collections: import('./api.js').Collection[], changed: () => Promise<any>}} session
    * @param {import('./labels.js').Labels | null} labels null: the caller may not write
    */
   constructor(explorer, session, labels) {

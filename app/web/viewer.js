@@ -114,7 +114,7 @@ class ItemViewer extends HTMLElement {
     this.isNew = false;
     this.dialog.addEventListener(
       'click',
-      event => {
+      (/** @type {MouseEvent} */ event) => {
         if (this.isNew && event.detail === 2) {
           event.stopPropagation();
           this._setFull(true);

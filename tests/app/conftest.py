@@ -17,6 +17,7 @@ FLAGS = [
     "--no-sandbox",
     "--use-angle=swiftshader",  # WebGL without a graphics card
     "--enable-unsafe-swiftshader",
+    "--disable-gpu-compositing",  # its pages would be drawn through WebGL, too, which takes most of a test's time
     "--disable-background-networking",
     "--no-first-run",
     "--use-fake-device-for-media-stream",
@@ -59,19 +60,30 @@ def served(model, photos, filled, serve) -> Iterator:
     yield from serve(model, filled, page=True, source_folders=[str(photos)])
 
 
+@pytest.fixture(scope="module")
+def desktop(chromium) -> Iterator[Any]:
+    """Return a context for most tests of a module, which keeps the files of the app; see `opened`."""
+    context = chromium.new_context(**DESKTOP)
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def opened(chromium, served) -> Iterator[Callable[..., Any]]:
-    """Return opened(path="/", allowed=(), **context), which opens a page of the module's server.
+def opened(chromium, desktop, served) -> Iterator[Callable[..., Any]]:
+    """Return opened(path="/", allowed=(), **context), which opens a page of the module's server as on a first visit.
 
     Afterwards, the console must have no errors (except lines with a word of `allowed`), and no request may have gone to
     another host.
     """
     contexts: list[Any] = []
+    pages: list[Any] = []
     problems: list[str] = []
 
     def open_page(path: str = "/", allowed: tuple[str, ...] = (), **context: Any) -> Any:
-        contexts.append(chromium.new_context(**(DESKTOP | context)))
-        page = contexts[-1].new_page()
+        if context:
+            contexts.append(chromium.new_context(**(DESKTOP | context)))
+        page = (contexts[-1] if context else desktop).new_page()
+        pages.append(page)
         page.set_default_timeout(60_000)
 
         def note(line: str) -> None:
@@ -85,7 +97,13 @@ def opened(chromium, served) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_page
-    for one in contexts:
+    for page in pages:
+        page.goto("about:blank")  # a page that is left stores nothing more
+    if pages:
+        pages[0].goto(f"{served.url}/app/icon.svg")
+        pages[0].evaluate("localStorage.clear()")
+    desktop.clear_cookies()
+    for one in [*pages, *contexts]:
         one.close()
     assert problems == []
 

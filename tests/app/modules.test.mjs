@@ -5,6 +5,7 @@ import test from 'node:test';
 const WEB = '../../app/web';
 // what a module of the page reads when it is loaded
 globalThis.document = {
+  baseURI: 'http://localhost/',
   getElementById: () => ({}),
   addEventListener() {},
   createElement: () => ({setAttribute() {}, append() {}, style: {}}),

@@ -8,12 +8,12 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from explore_actions import expected, found, ids, search
+from explore_actions import expected, found, ids, option, search
 from phone import PHONE
 from PIL import Image, ImageFilter
 
 from nnclr_hub.store.items import Item, percent_text
-from nnclr_hub.workbench import SearchQuery
+from nnclr_hub.workbench import Example, SearchQuery
 from nnclr_hub.workbench.inspection.findings import inspect_collection
 from nnclr_hub.workbench.inspections import get_inspection, keep_inspection, list_inspections
 
@@ -37,7 +37,7 @@ def test_scores_are_compared_with_random_pairs(explore, served):
     """On the tiles, in the sentence and in the viewer, by the percentiles that a search of the library returns."""
     page = explore()
     first = ids(page)[3]
-    query = SearchQuery([first], k=60, with_percentile=True)
+    query = SearchQuery([Example(id=first)], k=60, with_percentile=True)
     matches = served.bench.search("photos", query)
     search(page, 3)
     steps = [sum(match.percentile >= low for low in (0.95, 0.99, 0.999)) for match in matches]
@@ -45,9 +45,16 @@ def test_scores_are_compared_with_random_pairs(explore, served):
     assert shown == ["●" * step + "○" * (3 - step) for step in steps[:3]]
     sentence = f"nearer than {percent_text(matches[0].percentile).replace('>', '')} of random pairs"
     assert sentence in page.locator(".verdict").inner_text()
-    page.locator(".scroller").evaluate("one => one.scrollTo(0, 1e6)")
-    # in one step, because the grid draws its rows again while it scrolls
-    line = page.wait_for_function("() => document.querySelector('.heading.chance')?.offsetTop").json_value()
+    # only what is near the screen is in the page
+    line = page.locator(".scroller").evaluate(
+        """async one => {
+            for (let line = null; one.scrollTop + one.clientHeight < one.scrollHeight; one.scrollBy(0, 300)) {
+                await new Promise(requestAnimationFrame);
+                line = document.querySelector('.heading.chance');
+                if (line) return line.offsetTop;
+            }
+        }"""
+    )
     tops = """() => [...document.querySelectorAll('.tile')].map(one =>
         [+one.ariaPosInSet, one.offsetTop, one.ariaLabel.includes('no better than chance')])"""
     for place, top, chance in page.evaluate(tops):
@@ -59,7 +66,7 @@ def test_scores_are_compared_with_random_pairs(explore, served):
     page.keyboard.press("v")
     page.wait_for_selector(".neighbors span")
     assert sentence in page.locator("aside .note").inner_text()
-    [nearest, *_] = served.bench.search("photos", SearchQuery([nearest_id], k=8, with_percentile=True))
+    [nearest, *_] = served.bench.search("photos", SearchQuery([Example(id=nearest_id)], k=8, with_percentile=True))
     assert page.locator(".neighbors li").first.locator("span").all_inner_texts() == [
         f"{nearest.score:.3f}",
         percent_text(nearest.percentile),
@@ -264,6 +271,19 @@ def bytes_until(page: Any, address: str, selector: str) -> tuple[int, int]:
     end = page.evaluate("window.first") / 1000 - clock[0]
     before = [[size for time, size in parts if time <= end] for parts in done.values()]
     return sum(map(sum, before)), sum(map(bool, before))
+
+
+def test_modules_are_loaded_at_once_and_kept_for_the_next_visit(explore):
+    page = explore()
+    of_app = """() => performance.getEntriesByType('resource').filter(one => /app.*[.](js|css)$/.test(one.name))
+        .map(one => [one.name, one.transferSize])"""
+    named = page.eval_on_selector_all("link[rel=modulepreload], script", "all => all.map(one => one.href || one.src)")
+    assert {name for name, _ in page.evaluate(of_app) if name.endswith(".js")} == set(named)
+    page.reload()
+    page.wait_for_selector(".tile img")
+    again = page.evaluate(of_app)
+    assert len(again) > 30
+    assert {size for _, size in again} == {0}
 
 
 def test_the_first_image_of_a_large_collection_needs_few_bytes(opened, served):
@@ -565,6 +585,14 @@ def test_nothing_moves_when_a_search_begins(explore):
     page.keyboard.press("Space")
     page.wait_for_selector("selection-bar:not([hidden])")
     assert page.locator(".sheet").bounding_box()["y"] == top
+
+
+def test_the_heading_of_the_first_group_is_on_the_screen(explore):
+    page = explore()
+    top = page.locator(".tile[aria-posinset='1']").bounding_box()["y"]
+    option(page, "Group by").select_option("label")
+    page.wait_for_selector(".heading")
+    assert page.locator(".heading").first.bounding_box()["y"] == pytest.approx(top, abs=4)
 
 
 def test_facets_have_a_text_box_a_range_and_images_without_a_value(explore, served):
