@@ -12,7 +12,6 @@ import argparse
 import base64
 import json
 import logging
-import math
 import os
 import threading
 import time
@@ -42,7 +41,6 @@ K, SHOWN = 23, 24  # neighbors, and images of the collection
 SAME = 0.9  # least score of an image with its own thumbnail
 PARTS = 6  # images in which a part is looked for
 START_S = 600.0  # for a server to load
-RETRY_S = 60.0  # from a failed fit of the probe to the next
 GRACE_S = 5  # for open pages at the end
 FIELD = "label"
 PLAIN: dict[str, Any] = {"show_label": False, "height": "auto", "object_fit": "contain"}
@@ -71,9 +69,7 @@ class Demo:
         self.items = self.collection.scroll(limit=SHOWN, with_vector=False).items
         self.rng = np.random.default_rng(0)
         self.run, self.moments = newest_neighbors(runs)
-        self._probe: str | None = None
-        self._next_fit = -math.inf
-        self._fitting = threading.Lock()
+        self.probe = self._first_probe() or self._fit()
 
     def first(self) -> Image.Image | None:
         return self.image(self.items[0].id) if self.items else None
@@ -84,6 +80,10 @@ class Demo:
     def search(self, file: str | None) -> tuple[Shown, list[str]]:
         """Return the nearest neighbors of an image file, and their ids."""
         return self._shown(self._search(Example(image=Path(file).read_bytes())) if file else [])
+
+    def select(self, ids: list[str], event: gr.SelectData) -> tuple[Shown, list[str]]:
+        """Return the same for the image that was clicked."""
+        return self.similar(ids[int(event.index)])
 
     def similar(self, id: str) -> tuple[Shown, list[str]]:
         """Return an item with its nearest neighbors, and their ids."""
@@ -103,42 +103,33 @@ class Demo:
         maps: Any = self.client.attention(data, point, [_png(one) for one in others], collection=name) if others else []
         return own.overlay(), [one.overlay() for one in maps]
 
-    @property
-    def probe(self) -> str | None:
-        """The first probe of the collection's encoder, or one that is fitted on its labels; None while it has none."""
-        with self._fitting:
-            if self._probe is None and time.monotonic() >= self._next_fit:
-                self._probe = self._first_probe() or self._fit()
-                self._next_fit = time.monotonic() + RETRY_S
-            return self._probe
+    def point(self, image: Image.Image, event: gr.SelectData) -> tuple[Image.Image | None, list[Image.Image]]:
+        """Return the same for the point that was clicked."""
+        return self.attention(image, *event.index)
 
     def _first_probe(self) -> str | None:
+        """Return a probe of the collection's encoder."""
         own = self.info.spec.fingerprint
         return next((one.name for one in self.client.probes.list() if one.fingerprint == own), None)
 
     def _fit(self) -> str | None:
+        """Fit a probe on the collection's labels; return None if it has none, or the server is read-only."""
         try:
             self.client.jobs.wait(self.client.probes.fit("demo", collection=self.collection.name, field=FIELD).id)
         except ProbeExists:  # another process fitted it; maybe for another encoder
             return self._first_probe()
-        except NNCLRHubError:  # no labels, a busy server, or one that is read-only
+        except NNCLRHubError:
             return None
         return "demo"
-
-    @property
-    def method(self) -> str:
-        """How `predict` finds classes."""
-        return "by the votes of its neighbors" if self._probe is None else "by a probe on the labels"
 
     def predict(self, image: Image.Image | None) -> dict[str, float]:
         """Return the probabilities of the most probable classes; without a probe, the votes of the neighbors."""
         if image is None:
             return {}
-        probe = self.probe
-        if probe is None:
+        if self.probe is None:
             votes = Counter(str(one.metadata[FIELD]) for one in self._search(_of(image)) if FIELD in one.metadata)
             return {label: number / votes.total() for label, number in votes.most_common(5)}
-        [found] = self.client.probes.predict(probe, [_png(image)])
+        [found] = self.client.probes.predict(self.probe, [_png(image)])
         if isinstance(found, NNCLRHubError):
             raise found
         return {str(label): share for label, share in found.top}
@@ -200,8 +191,7 @@ def build(demo: Demo) -> gr.Blocks:
             query = gr.UploadButton("Search by your image", file_types=["image"], size="sm")
             gallery = gr.Gallery(shown, columns=8, allow_preview=False, **PLAIN)
             query.upload(_said(demo.search), query, [gallery, state], api_name="search")
-            select: Callable[..., Any] = lambda ids, event: demo.similar(ids[int(event.index)])  # noqa: E731
-            gallery.select(_said(_typed(select)), state, [gallery, state], api_visibility="private")
+            gallery.select(_said(demo.select), state, [gallery, state], api_visibility="private")
         with gr.Tab("Attention"):
             with gr.Row():
                 source = gr.Image(first, type="pil", label="Click a part of the image")
@@ -209,8 +199,7 @@ def build(demo: Demo) -> gr.Blocks:
             gr.Markdown("The same part in the six nearest images:")
             parts = gr.Gallery(columns=PARTS, **PLAIN)
             source.change(_said(demo.attention), source, [attended, parts], api_name="attention")
-            point: Callable[..., Any] = lambda image, event: demo.attention(image, *event.index)  # noqa: E731
-            source.select(_said(_typed(point)), source, [attended, parts], api_visibility="private")
+            source.select(_said(demo.point), source, [attended, parts], api_visibility="private")
         with gr.Tab("How NNCLR learns"):
             gr.Markdown(STORY)
             with gr.Row():
@@ -229,19 +218,16 @@ def build(demo: Demo) -> gr.Blocks:
                 recorded.render()
         with gr.Tab("Probe"), gr.Row():
             photo = gr.Image(first, type="pil", label="An image")
-            classes = gr.Label(label="Its class", num_top_classes=5)
-            predicted = photo.change(_said(demo.predict), photo, classes, api_name="predict")
+            method = "the votes of its neighbors" if demo.probe is None else "a probe on the labels"
+            classes = gr.Label(label=f"Its class, by {method}", num_top_classes=5)
+            photo.change(_said(demo.predict), photo, classes, api_name="predict")
         middle = [side / 2 for side in first.size] if first else []
-        # each answer when it is ready; a probe may have to be fitted
-        for answer, shows in (
+        for answer, shows in (  # each when it is ready
             (lambda: demo.attention(first, *middle), [attended, parts]),
             (lambda: demo.positive(first), pair),
+            (lambda: demo.predict(first), classes),
         ):
             page.load(_said(answer), None, shows, api_visibility="private")
-        loaded = page.load(_said(lambda: demo.predict(first)), None, classes, api_visibility="private")
-        for event in (predicted, loaded):
-            title = lambda: gr.Label(label=f"Its class, {demo.method}")  # noqa: E731
-            event.success(title, None, classes, api_visibility="private")
     return page
 
 
@@ -272,15 +258,6 @@ def _end_with(parent: int) -> None:
         os._exit(0)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _typed(act: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an event that gets what was selected, which Gradio passes by the type of the parameter."""
-
-    def event(value: Any, selected: gr.SelectData) -> Any:
-        return act(value, selected)
-
-    return event
 
 
 def _said(event: Callable[..., Any]) -> Callable[..., Any]:

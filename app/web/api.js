@@ -223,9 +223,8 @@ function signIn() {
       'aria-label': 'Key',
     });
     const form = make(
-      'form',
+      'form.stack',
       {
-        class: 'stack',
         onsubmit: async (/** @type {SubmitEvent} */ event) => {
           event.preventDefault();
           const response = await fetch(new URL('login', ROOT), {
@@ -242,10 +241,12 @@ function signIn() {
           resolve();
         },
       },
-      make('p', {}, 'This server needs a key. What you were doing continues afterwards.'),
-      field,
-      problem,
-      make('button', {class: 'button strong'}, 'Log in'),
+      [
+        make('p', 'This server needs a key. What you were doing continues afterwards.'),
+        field,
+        problem,
+        make('button.button.strong', 'Log in'),
+      ],
     );
     const dialog = openDialog('Log in', form);
     dialog.dataset.stays = '';

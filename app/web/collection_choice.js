@@ -17,11 +17,9 @@ export function collectionChoice(page, name, session) {
   const fill = () =>
     choice.replaceChildren(
       ...session.collections.map(one =>
-        make(
-          'option',
-          {value: one.name, selected: one.name === name},
+        make('option', {value: one.name, selected: one.name === name}, [
           `${one.name} (${one.count.toLocaleString('en')})`,
-        ),
+        ]),
       ),
     );
   const refill = () => (choice.isConnected ? fill() : edits.removeEventListener('counts', refill));

@@ -1,7 +1,7 @@
 // The dialogs of the page Collections.
 import {path, rest} from './api.js';
 import {ask, copy, createCollection, targets} from './copying.js';
-import {button, count, make, openDialog, say} from './dom.js';
+import {button, count, iconButton, make, openDialog, say} from './dom.js';
 import {jobBar} from './jobs.js';
 
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
@@ -10,7 +10,7 @@ async function encoders(except) {
   return make(
     'select',
     {'aria-label': 'Encoder'},
-    ...answer.data
+    answer.data
       .filter((/** @type {any} */ one) => one.id !== except)
       .map((/** @type {any} */ one) => make('option', {value: one.id}, one.id)),
   );
@@ -31,9 +31,9 @@ export async function create(redraw) {
     'New collection',
     'Create',
     [
-      make('label', {}, 'Name', name),
-      make('label', {}, 'Encoder', encoder),
-      make('label', {class: 'row'}, whiten, 'Compare half-whitened vectors: better neighbors from 256 images on'),
+      make('label', 'Name', name),
+      make('label', 'Encoder', encoder),
+      make('label.row', whiten, 'Compare half-whitened vectors: better neighbors from 256 images on'),
     ],
     async () => {
       await createCollection(name.value, encoder.value, whiten.checked ? 'auto' : 'raw');
@@ -53,7 +53,7 @@ export function drop(info, redraw) {
   const {go} = ask(
     `Delete ${info.name}`,
     `Delete ${count(info.count, 'image')}`,
-    [make('p', {}, `This cannot be undone. Type ${info.name} to delete the collection.`), name],
+    [make('p', `This cannot be undone. Type ${info.name} to delete the collection.`), name],
     async () => {
       await rest('DELETE', path(info.name), {noted: true});
       await redraw();
@@ -69,12 +69,14 @@ export function drop(info, redraw) {
  */
 async function folderFields() {
   const {source_folders: names} = await rest('GET', 'session');
-  const source = make('select', {}, ...names.map((/** @type {string} */ one) => make('option', {value: one}, one)));
+  const source = make(
+    'select',
+    names.map((/** @type {string} */ one) => make('option', {value: one}, one)),
+  );
   const folder = make('input', {maxlength: 4096, placeholder: 'holidays/2024'}),
     prune = make('input', {type: 'checkbox'});
   const help = make(
-    'p',
-    {class: 'note'},
+    'p.note',
     'The server reads no folder yet. Start it with NNCLR_SOURCE_FOLDERS=\'["/home/me/photos"]\'.',
   );
   return {
@@ -86,10 +88,10 @@ async function folderFields() {
       }),
     fields: names.length
       ? [
-          make('p', {class: 'note'}, 'Files that were added before and have not changed are skipped.'),
-          make('label', {}, 'Source folder', source),
-          make('label', {}, 'Folder in the source folder; empty: all of it', folder),
-          make('label', {class: 'row'}, prune, 'Delete items whose files no longer exist'),
+          make('p.note', 'Files that were added before and have not changed are skipped.'),
+          make('label', 'Source folder', source),
+          make('label', 'Folder in the source folder; empty: all of it', folder),
+          make('label.row', prune, 'Delete items whose files no longer exist'),
         ]
       : [help],
   };
@@ -143,7 +145,7 @@ export async function manage(info, aliases, collections, redraw) {
     await redraw();
   };
   const name = make('input', {maxlength: 128, value: info.name, 'aria-label': 'Name'});
-  const into = make('select', {'aria-label': 'Merge into'}, ...targets(info, collections)),
+  const into = make('select', {'aria-label': 'Merge into'}, targets(info, collections)),
     progress = make('progress', {max: info.count, value: 0, hidden: true, 'aria-label': 'Merging'});
   /** Move all items, then delete what is empty. */
   const merge = async () => {
@@ -169,49 +171,38 @@ export async function manage(info, aliases, collections, redraw) {
   };
   const dialog = openDialog(
     `Manage ${info.name}`,
-    make(
-      'div',
-      {class: 'stack'},
-      make('h3', {}, 'Name'),
-      make(
-        'div',
-        {class: 'tools'},
+    make('div.stack', [
+      make('h3', 'Name'),
+      make('div.tools', [
         name,
         button(
           'check',
           'Rename',
           change(() => rest('PATCH', own, {json: {name: name.value.trim().normalize()}, noted: true})),
         ),
-      ),
+      ]),
       ...(into.options.length
         ? [
-            make('h3', {}, 'Merge'),
-            make(
-              'p',
-              {class: 'note'},
+            make('h3', 'Merge'),
+            make('p.note', [
               'Another collection of the same encoder gets the images, and this one is deleted. ' +
                 'Images with the same ids are replaced there.',
-            ),
-            make('div', {class: 'tools'}, into, button('forward', 'Merge into it', change(merge)), progress),
+            ]),
+            make('div.tools', into, button('forward', 'Merge into it', change(merge)), progress),
           ]
         : []),
-      make('h3', {}, 'Aliases'),
-      make('p', {class: 'note'}, 'Programs that use an alias follow it when it points to another collection.'),
-      make(
-        'div',
-        {class: 'tools'},
+      make('h3', 'Aliases'),
+      make('p.note', 'Programs that use an alias follow it when it points to another collection.'),
+      make('div.tools', [
         ...aliases.map(one =>
-          make(
-            'span',
-            {class: 'chip'},
+          make('span.chip', [
             one.alias,
-            button(
+            iconButton(
               'close',
               `Delete the alias ${one.alias}`,
               change(() => rest('DELETE', `aliases/${encodeURIComponent(one.alias)}`, {noted: true})),
-              {quiet: true},
             ),
-          ),
+          ]),
         ),
         alias,
         button(
@@ -221,18 +212,14 @@ export async function manage(info, aliases, collections, redraw) {
             rest('PUT', `aliases/${encodeURIComponent(alias.value)}`, {json: {collection: info.name}, noted: true}),
           ),
         ),
-      ),
-      make('h3', {}, 'Encoder'),
-      make(
-        'p',
-        {class: 'note'},
+      ]),
+      make('h3', 'Encoder'),
+      make('p.note', [
         `The vectors are of ${info.model || 'an unknown encoder'}. Another encoder builds a copy ` +
           'from the image files, and then replaces this collection. It can be searched while that runs.',
-      ),
+      ]),
       encoder.options.length
-        ? make(
-            'div',
-            {class: 'tools'},
+        ? make('div.tools', [
             encoder,
             button(
               'similar',
@@ -247,18 +234,14 @@ export async function manage(info, aliases, collections, redraw) {
               'Delete an unfinished copy',
               attempt(() => rest('DELETE', `${own}/reembed`, {noted: true}), 'There is no unfinished copy any more.'),
             ),
-          )
-        : make('p', {}, 'This server serves no other encoder.'),
-      make('h3', {}, 'Maintenance'),
-      make(
-        'p',
-        {class: 'note'},
+          ])
+        : make('p', 'This server serves no other encoder.'),
+      make('h3', 'Maintenance'),
+      make('p.note', [
         `${info.dim} numbers each, ${info.metric}, ${info.precision}` +
           `${info.vectors === 'raw' ? '' : `, ${info.vectors}`}; index ${info.index_in_use}.`,
-      ),
-      make(
-        'div',
-        {class: 'tools'},
+      ]),
+      make('div.tools', [
         button('check', 'Verify every vector', job('verify')),
         button('facets', 'Compact', job('compact')),
         button(
@@ -271,7 +254,7 @@ export async function manage(info, aliases, collections, redraw) {
           'Find identical images',
           attempt(() => rest('POST', `${own}/duplicates`, {json: {}, noted: true}), 'The search runs as a job.'),
         ),
-      ),
-    ),
+      ]),
+    ]),
   );
 }

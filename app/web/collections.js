@@ -4,14 +4,15 @@ import {create, drop, manage, newFromFolder, serverFolder} from './collection_di
 import {createCollection} from './copying.js';
 import {button, count, make, say, sayError} from './dom.js';
 import {onDrop} from './drops.js';
-import {jobList} from './jobs.js';
+import {jobList, timeOf} from './jobs.js';
 import {IMPORTED, addFiles, cutOff, importFile, shown} from './uploads.js';
 
 const POLL_MS = 1500;
 const SAMPLE = 4; // images of a collection on its card
 /**
- * Ids of these images, by collection, and the state of the collection that has them.
- * @type {Map<string, {state: string, ids: Promise<string[]>}>}
+ * What a card shows of the content: ids of these images, and the time of the last change, if the server keeps it; by
+ * collection, with the number of its last change.
+ * @type {Map<string, {seq: number, read: Promise<[string[], number | null]>}>}
  */
 const samples = new Map();
 
@@ -22,7 +23,7 @@ const samples = new Map();
  */
 export async function showCollections(main, session) {
   document.title = 'Collections · nnclr_hub';
-  const list = make('div', {class: 'cards'}),
+  const list = make('div.cards'),
     jobs = jobList(session.canWrite);
   let left = false;
   const draw = async () => {
@@ -39,9 +40,7 @@ export async function showCollections(main, session) {
       ),
     );
     if (!session.collections.length)
-      list.replaceChildren(
-        session.canWrite ? firstVisit(fill, draw) : make('p', {class: 'empty'}, 'There is no collection yet.'),
-      );
+      list.replaceChildren(session.canWrite ? firstVisit(fill, draw) : make('p.empty', 'There is no collection yet.'));
   };
   /**
    * Make a collection of dropped or chosen files, show it, and let the server compute its map.
@@ -62,7 +61,8 @@ export async function showCollections(main, session) {
     if (info) await addFiles(info, files);
     await draw();
     if ((made()?.count ?? 0) < 2) return;
-    rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true});
+    // the screen that opens looks for this job
+    await rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true});
     if (!left) location.hash = `#/explore/${encodeURIComponent(name)}`;
   };
   const drop = (/** @type {File[]} */ files, /** @type {Element} */ target) => {
@@ -78,42 +78,32 @@ export async function showCollections(main, session) {
   await Promise.all([draw(), jobs.draw().catch(sayError)]); // all is there when the page appears, so nothing moves
   const {most, used} = session.originals;
   main.replaceChildren(
-    make(
-      'div',
-      {class: 'page'},
-      make(
-        'header',
-        {},
-        make('h1', {}, 'Collections'),
+    make('div.page', [
+      make('header', [
+        make('h1', 'Collections'),
         session.canWrite
-          ? make(
-              'div',
-              {class: 'tools'},
+          ? make('div.tools', [
               button('download', 'Back up the store', backup),
-              button('add', 'New collection', () => create(draw), {class: 'strong'}),
-            )
-          : make(
-              'p',
-              {class: 'note'},
+              button('add.strong', 'New collection', () => create(draw)),
+            ])
+          : make('p.note', [
               'You can look at everything here. ' +
                 'Changes need a server that is not read-only, and a key with the write scope.',
-            ),
-      ),
+            ]),
+      ]),
       session.canWrite
-        ? make(
-            'p',
-            {class: 'note'},
+        ? make('p.note', [
             most
               ? 'The original files of uploaded images are kept: ' +
-                  `${(used / 1e6).toFixed(0)} of ${(most / 1e6).toFixed(0)} MB are used.`
+                `${(used / 1e6).toFixed(0)} of ${(most / 1e6).toFixed(0)} MB are used.`
               : 'Of uploaded images, only a small copy is kept. ' +
-                  'To keep the original files, start the server with --originals 10GB.',
-          )
+                'To keep the original files, start the server with --originals 10GB.',
+          ])
         : null,
       list,
-      make('h2', {}, 'Jobs'),
+      make('h2', 'Jobs'),
       jobs.element,
-    ),
+    ]),
   );
   addEventListener('uploads', redraw);
   const poll = async () => {
@@ -132,52 +122,45 @@ export async function showCollections(main, session) {
   };
 }
 
+/** A hidden input. @param {Record<string, any>} options @param {(files: File[]) => any} take */
+function fileInput(options, take) {
+  const onchange = () => {
+    const files = [...input.files];
+    input.value = ''; // so that the same files can be chosen again
+    if (files.length) take(files);
+  };
+  const input = make('input', {type: 'file', hidden: true, onchange, ...options});
+  return input;
+}
+
 /** What an empty store shows. @param {(files: File[]) => Promise<void>} fill @param {() => Promise<void>} draw */
 function firstVisit(fill, draw) {
-  const choose = (/** @type {any} */ options) => {
-    const input = make('input', {
-      type: 'file',
-      hidden: true,
-      ...options,
-      onchange: () => {
-        if (input.files.length) fill([...input.files]);
-      },
-    });
-    return input;
-  };
-  const files = choose({multiple: true}),
-    folder = choose({webkitdirectory: true});
+  const files = fileInput({multiple: true}, fill),
+    folder = fileInput({webkitdirectory: true}, fill);
   const sample = button('map', 'Sample gallery', async () => {
     sample.disabled = true;
     sample.lastChild.textContent = 'Drawing the images ...';
     const answer = await fetch(new URL('app/sample.zip', ROOT));
     await fill([new File([await answer.blob()], 'sample.zip')]);
   });
-  return make(
-    'div',
-    {class: 'zone stack'},
-    make('h2', {}, 'Drop images, a folder or a zip anywhere here'),
+  return make('div.zone.stack', [
+    make('h2', 'Drop images, a folder or a zip anywhere here'),
     make(
       'p',
-      {},
       'They become a collection that you can search, with a map of what looks alike. Nothing leaves this server.',
     ),
     files,
     folder,
-    make(
-      'div',
-      {class: 'tools'},
-      button('upload', 'Choose images', () => files.click(), {class: 'strong'}),
-      button('upload', 'Choose a folder', () => folder.click(), {class: 'strong'}),
-    ),
-    make(
-      'div',
-      {class: 'tools'},
+    make('div.tools', [
+      button('upload.strong', 'Choose images', () => files.click()),
+      button('upload.strong', 'Choose a folder', () => folder.click()),
+    ]),
+    make('div.tools', [
       sample,
       button('facets', 'A folder of this computer', () => newFromFolder()),
       button('add', 'Empty collection', () => create(draw)),
-    ),
-  );
+    ]),
+  ]);
 }
 
 /**
@@ -195,31 +178,37 @@ function nameOf([first], others) {
 }
 
 /**
- * The first images of a collection, which arrive later.
+ * The first images of a collection and the time of its last change, which arrive later.
  * @param {import('./api.js').Collection} info
  */
-function sample({name, count: number, state, vectors_seq: changes}) {
-  const shown = make('div', {class: 'sample', hidden: !number || state !== 'ready'});
-  if (shown.hidden) return shown;
+function content({name, count: number, state, durable_seq: seq}) {
+  const shown = make('div.sample', {hidden: !number}),
+    when = make('time');
+  if (state !== 'ready') return ['', ''];
   const places = Array.from({length: Math.min(SAMPLE, number)}, () => make('img', {alt: '', loading: 'lazy'}));
   shown.append(...places);
-  const now = `${number} images, ${changes} changes`;
-  let known = samples.get(name);
-  if (known?.state !== now) {
-    const page = rest('GET', path(name, 'items'), {query: {limit: SAMPLE}});
-    known = {state: now, ids: page.then(({items}) => items.map((/** @type {{id: string}} */ one) => one.id))};
-    samples.set(name, known);
+  if (samples.get(name)?.seq !== seq) {
+    const first = rest('GET', path(name, 'items'), {query: {limit: SAMPLE}}),
+      last = rest('GET', path(name, 'changes'), {query: {since: Math.max(0, seq - 1), limit: 1}}).catch(() => null);
+    const read = Promise.all([first, last]).then(([{items}, log]) => {
+      return /** @type {[string[], number | null]} */ ([
+        items.map((/** @type {{id: string}} */ one) => one.id),
+        log?.changes.at(-1)?.at ?? null,
+      ]);
+    });
+    samples.set(name, {seq, read});
   }
-  known.ids.then(
-    ids => {
+  samples.get(name)?.read.then(
+    ([ids, at]) => {
       for (const [place, id] of ids.entries()) if (places[place]) places[place].src = imageUrl(name, id, 'thumbnail');
+      if (at !== null) when.textContent = `, changed ${timeOf(at)}`;
     },
     () => {
       samples.delete(name);
       shown.remove();
     },
   );
-  return shown;
+  return [shown, when];
 }
 
 /**
@@ -229,46 +218,22 @@ function sample({name, count: number, state, vectors_seq: changes}) {
  * @param {() => Promise<void>} redraw
  */
 function card(info, aliases, session, redraw) {
-  const chosen = (/** @type {any} */ input, /** @type {(files: File[]) => any} */ act) => {
-    const files = [...input.files];
-    input.value = ''; // so that the same files can be chosen again
-    if (files.length) act(files);
-  };
-  const files = make('input', {
-    type: 'file',
-    multiple: true,
-    hidden: true,
-    onchange: () => chosen(files, all => addFiles(info, all)),
-  });
-  const folder = make('input', {
-    type: 'file',
-    webkitdirectory: true,
-    hidden: true,
-    onchange: () => chosen(folder, all => addFiles(info, all)),
-  });
-  const file = make('input', {
-    type: 'file',
-    accept: IMPORTED,
-    hidden: true,
-    onchange: () => chosen(file, ([first]) => importFile(info.name, first)),
-  });
-  const address = `#/explore/${encodeURIComponent(info.name)}`;
-  return make(
-    'article',
-    {class: 'card', 'aria-label': info.name},
+  const files = fileInput({multiple: true}, all => addFiles(info, all)),
+    folder = fileInput({webkitdirectory: true}, all => addFiles(info, all)),
+    file = fileInput({accept: IMPORTED}, ([first]) => importFile(info.name, first));
+  const address = `#/explore/${encodeURIComponent(info.name)}`,
+    [images, when] = content(info);
+  return make('article.card', {'aria-label': info.name}, [
     make(
       'h2',
-      {},
       make('a', {href: address}, info.name),
-      ...aliases.map(one => make('span', {class: 'chip alias'}, one.alias)),
+      aliases.map(one => make('span.chip.alias', one.alias)),
     ),
-    make('p', {}, `${count(info.count, 'image')}, encoder ${info.model || 'unknown'}`),
-    sample(info),
+    make('p', `${count(info.count, 'image')}, encoder ${info.model || 'unknown'}`, when),
+    images,
     info.state === 'ready' ? null : make('p', {role: 'alert'}, info.state),
     session.canWrite
-      ? make(
-          'div',
-          {class: 'tools'},
+      ? make('div.tools', [
           files,
           folder,
           file,
@@ -278,9 +243,9 @@ function card(info, aliases, session, redraw) {
           button('upload', 'Add a folder of the server', () => serverFolder(info)),
           button('facets', 'Manage', () => manage(info, aliases, session.collections, redraw)),
           button('remove', 'Delete', () => drop(info, redraw)),
-        )
+        ])
       : null,
     shown.get(info.name),
     ...(session.canWrite ? cutOff(info.name, one => (one.key ? file : one.folder ? folder : files).click()) : []),
-  );
+  ]);
 }

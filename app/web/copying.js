@@ -39,13 +39,12 @@ export async function createCollection(name, model, vectors) {
  */
 export function ask(title, action, content, act) {
   const problem = make('p', {role: 'alert'}),
-    go = make('button', {class: 'button strong'}, action);
+    go = make('button.button.strong', action);
   const dialog = openDialog(
     title,
     make(
-      'form',
+      'form.stack',
       {
-        class: 'stack',
         onsubmit: async (/** @type {SubmitEvent} */ event) => {
           event.preventDefault();
           go.disabled = true;
@@ -59,9 +58,7 @@ export function ask(title, action, content, act) {
           go.disabled = false;
         },
       },
-      ...content,
-      problem,
-      go,
+      [...content, problem, go],
     ),
   );
   return {dialog, go};
@@ -98,17 +95,16 @@ export function copyOrMove(explorer, session, rows) {
         name.required = to.value === '';
       },
     },
-    make('option', {value: ''}, 'A new collection'),
-    ...targets(info, session.collections),
+    [make('option', {value: ''}, 'A new collection'), ...targets(info, session.collections)],
   );
   let created = ''; // by an attempt that failed later
   ask(
     `Copy or move ${count(ids.length, 'image')}`,
     'Copy',
     [
-      make('label', {}, 'To', to),
-      make('label', {}, 'Name', name),
-      make('label', {class: 'row'}, move, 'Move: remove them from this collection'),
+      make('label', 'To', to),
+      make('label', 'Name', name),
+      make('label.row', move, 'Move: remove them from this collection'),
       progress,
     ],
     async () => {

@@ -17,10 +17,9 @@ export function deleteItems(collection, ids, all) {
     const images = count(ids.length, 'image');
     const progress = make('progress', {max: ids.length, value: 0, hidden: true, 'aria-label': 'Deleting'});
     const start = make(
-      'button',
+      'button.button.danger',
       {
         type: 'button',
-        class: 'button danger',
         onclick: async () => {
           start.disabled = keep.disabled = true;
           progress.hidden = false;
@@ -38,22 +37,18 @@ export function deleteItems(collection, ids, all) {
           dialog.close();
         },
       },
-      `Delete ${images}`,
+      [`Delete ${images}`],
     );
-    const keep = make('button', {type: 'button', class: 'button', onclick: () => dialog.close()}, 'Keep');
+    const keep = make('button.button', {type: 'button', onclick: () => dialog.close()}, 'Keep');
     const dialog = openDialog(
       `Delete ${images}?`,
-      make(
-        'div',
-        {class: 'stack'},
-        make(
-          'p',
-          {},
+      make('div.stack', [
+        make('p', [
           `${ids.length === all ? `These are all images of ${collection}. ` : ''}` +
             `${ids.length === 1 ? 'It' : 'They'} cannot be restored.`,
-        ),
-        make('div', {class: 'tools'}, start, keep, progress),
-      ),
+        ]),
+        make('div.tools', start, keep, progress),
+      ]),
     );
     dialog.addEventListener('cancel', event => start.disabled && event.preventDefault()); // Escape while it deletes
     dialog.addEventListener('close', () => resolve(done > 0));

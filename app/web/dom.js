@@ -1,20 +1,38 @@
 // Elements, icons and messages.
 
 /**
- * Create an element. Children are nodes or text; text is never parsed as HTML.
- * @param {string} tag
- * @param {Record<string, any>} [attributes] attributes; `on...` adds a listener; null and false are left out
- * @param {...(Node | string | null | undefined | false)} children
+ * What an element gets; `on...` adds a listener, and null and false are left out.
+ * @typedef {{[name: string]: any, onclick?: (event: MouseEvent) => any, onkeydown?: (event: KeyboardEvent) => any,
+ *   onpointerover?: (event: PointerEvent) => any, onpointerdown?: (event: PointerEvent) => any,
+ *   onpointermove?: (event: PointerEvent) => any, onpointerup?: (event: PointerEvent) => any,
+ *   onpointercancel?: (event: PointerEvent) => any,
+ *   onwheel?: (event: WheelEvent) => any, onfocusout?: (event: FocusEvent) => any,
+ *   onsubmit?: (event: SubmitEvent) => any, oncontextmenu?: (event: MouseEvent) => any,
+ *   ondblclick?: (event: MouseEvent) => any, ondrop?: (event: DragEvent) => any,
+ *   ondragover?: (event: DragEvent) => any}} Attributes
+ */
+/** @typedef {Node | string | null | undefined | false} Child */
+
+/**
+ * Create an element. Text is never parsed as HTML.
+ * @param {string} name a tag, and classes: 'div.tools'
+ * @param {Attributes | Child | Child[]} [attributes] may be left out
+ * @param {...(Child | Child[])} children
  * @returns {any}
  */
-export function make(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    if (value === false || value === null || value === undefined) continue;
-    if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
-    else made.setAttribute(name, value === true ? '' : String(value));
+export function make(name, attributes, ...children) {
+  const [tag, ...classes] = name.split('.'),
+    made = document.createElement(tag);
+  if (attributes?.constructor !== Object) children.unshift(/** @type {Child} */ (attributes));
+  else {
+    for (const [name, value] of Object.entries(attributes)) {
+      if (value === false || value === null || value === undefined) continue;
+      if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
+      else made.setAttribute(name, value === true ? '' : String(value));
+    }
   }
-  for (const child of children) if (child !== null && child !== undefined && child !== false) made.append(child);
+  if (classes.length) made.classList.add(...classes);
+  for (const child of children.flat()) if (child !== null && child !== undefined && child !== false) made.append(child);
   return made;
 }
 
@@ -99,22 +117,36 @@ export function icon(name) {
   return svg;
 }
 
+/** @typedef {keyof typeof PATHS | `${keyof typeof PATHS}.${string}`} Icon an icon, and classes of its button */
+
 /**
- * Create a button with an icon, and with its text as label or as tooltip.
- * @param {keyof typeof PATHS} name
- * @param {string} text
- * @param {(event: MouseEvent) => void} onclick
- * @param {{quiet?: boolean, class?: string}} [options] quiet: show the icon only
+ * Create a button with an icon and a text.
+ * @param {Icon} name @param {string} text @param {(event: MouseEvent) => void} onclick
  */
-export function button(name, text, onclick, {quiet = false, ...options} = {}) {
+export function button(name, text, onclick) {
+  const [shown, ...classes] = name.split('.');
   // the text may be hidden on a narrow screen
-  const shown = quiet ? {'aria-label': text, title: text} : {'aria-label': text};
-  return make(
-    'button',
-    {type: 'button', class: `button ${quiet ? 'quiet' : ''} ${options.class ?? ''}`, onclick, ...shown},
-    icon(name),
-    quiet ? null : make('span', {}, text),
-  );
+  return make(['button.button', ...classes].join('.'), {type: 'button', onclick, 'aria-label': text}, [
+    icon(/** @type {keyof typeof PATHS} */ (shown)),
+    make('span', text),
+  ]);
+}
+
+/**
+ * Create a button with an icon, whose text is a tooltip.
+ * @param {Icon} name @param {string} text @param {(event: MouseEvent) => void} onclick
+ */
+export function iconButton(name, text, onclick) {
+  const made = button(name, text, onclick);
+  made.lastChild.remove();
+  made.classList.add('quiet');
+  made.title = text;
+  return made;
+}
+
+/** Create a button that looks like a link. @param {string} text @param {(event: MouseEvent) => void} onclick */
+export function textButton(text, onclick) {
+  return make('button.plain', {type: 'button', onclick}, text);
 }
 
 const messages = /** @type {HTMLElement} */ (document.getElementById('messages'));
@@ -133,20 +165,12 @@ export function say(text, {action, run, seconds = 6, error = false} = {}) {
   for (const one of messages.children) if (one.firstChild?.textContent === text) one.remove();
   if (action && run)
     message.append(
-      make(
-        'button',
-        {
-          type: 'button',
-          class: 'plain',
-          onclick: () => {
-            remove();
-            run();
-          },
-        },
-        action,
-      ),
+      textButton(action, () => {
+        remove();
+        run();
+      }),
     );
-  message.append(button('close', 'Close the message', remove, {quiet: true}));
+  message.append(iconButton('close', 'Close the message', remove));
   messages.append(message);
   // what is outside of a dialog cannot be clicked
   ([...document.querySelectorAll('dialog:modal')].at(-1) ?? document.body).append(messages);
@@ -218,17 +242,14 @@ export function nearer(share) {
  * @returns {HTMLDialogElement}
  */
 export function openDialog(title, ...children) {
-  const dialog = make(
-    'dialog',
-    {'aria-label': title, onclose: () => dialog.remove()},
+  const dialog = make('dialog', {'aria-label': title, onclose: () => dialog.remove()}, [
     make(
-      'div',
-      {class: 'head'},
-      make('h2', {}, title),
-      button('close', 'Close', () => dialog.close(), {quiet: true}),
+      'div.head',
+      make('h2', title),
+      iconButton('close', 'Close', () => dialog.close()),
     ),
     ...children,
-  );
+  ]);
   document.body.append(dialog);
   dialog.showModal();
   return dialog;

@@ -12,7 +12,7 @@ const FLOOR = 'pixels'; // small copies of the images themselves: an encoder tha
  * @param {boolean} canWrite
  */
 export function encoderCard(name, canWrite) {
-  const body = make('div', {class: 'stack'}),
+  const body = make('div.stack'),
     bar = jobBar('Comparing');
   const draw = async () => {
     const [{data}, info, result] = await Promise.all([
@@ -25,11 +25,9 @@ export function encoderCard(name, canWrite) {
       ...(result
         ? table(name, result, info.model, served, canWrite)
         : [
-            make(
-              'p',
-              {class: 'note'},
+            make('p.note', [
               `This collection uses ${info.model || 'an unknown encoder'}; the server serves ${served.join(', ')}.`,
-            ),
+            ]),
           ]),
     );
   };
@@ -47,19 +45,15 @@ export function encoderCard(name, canWrite) {
     }
   });
   draw();
-  return make(
-    'section',
-    {class: 'card', 'aria-label': 'Encoders'},
-    make('div', {class: 'head'}, make('h2', {}, 'Encoders'), canWrite ? compare : ''),
-    make(
-      'p',
-      {},
+  return make('section.card', {'aria-label': 'Encoders'}, [
+    make('div.head', make('h2', 'Encoders'), canWrite ? compare : ''),
+    make('p', [
       'How well each encoder of the server separates the labels of this collection, ' +
         'next to small copies of the images as a floor.',
-    ),
+    ]),
     bar.element,
     body,
-  );
+  ]);
 }
 
 /** The encoder of the collection first, then the others of the server, and the floor. @param {string} name */
@@ -101,12 +95,10 @@ function table(name, {scores, labels, images, conclusion, field}, current, serve
   const percent = (/** @type {number[] | null} */ score) => {
     if (!score) return '';
     const [mean, low, high] = score.map(one => 100 * one);
-    return make(
-      'span',
-      {},
+    return make('span', [
       make('meter', {min: 0, max: 100, value: mean, 'aria-hidden': 'true'}),
       ` ${mean.toFixed(1)}% (${low.toFixed(0)} to ${high.toFixed(0)})`,
-    );
+    ]);
   };
   const use = (/** @type {string} */ model) => async () => {
     await rest('POST', path(name, 'reembed'), {json: {model}, noted: true});
@@ -115,50 +107,42 @@ function table(name, {scores, labels, images, conclusion, field}, current, serve
     );
   };
   const rows = scores.map((/** @type {any} */ one) =>
-    make(
-      'tr',
-      {},
+    make('tr', [
       make('th', {scope: 'row'}, one.source),
-      make('td', {}, percent(one.linear)),
-      make('td', {}, percent(one.knn)),
-      make('td', {}, one.against_first ? differenceOf(one.against_first) : ''),
-      make('td', {}, one.rankme.toFixed(0)),
-      make(
-        'td',
-        {},
+      make('td', percent(one.linear)),
+      make('td', percent(one.knn)),
+      make('td', one.against_first ? differenceOf(one.against_first) : ''),
+      make('td', one.rankme.toFixed(0)),
+      make('td', [
         one.source === current
           ? 'in use'
           : canWrite && served.includes(one.source)
             ? make(
-                'button',
-                {type: 'button', class: 'button', 'aria-label': `Use ${one.source}`, onclick: use(one.source)},
+                'button.button',
+                {type: 'button', 'aria-label': `Use ${one.source}`, onclick: use(one.source)},
                 'Use',
               )
             : '',
-      ),
-    ),
+      ]),
+    ]),
   );
   const heads = ['encoder', 'linear probe', 'k-NN', 'points above the first', 'RankMe', ''];
   return [
-    make(
-      'p',
-      {class: 'note'},
+    make('p.note', [
       `${count(images, 'image')}, ${labels ? `${count(labels, 'label')} of ${field}` : 'without labels'}. ` +
         conclusion,
-    ),
-    make(
-      'div',
-      {class: 'wide', tabindex: 0, role: 'region', 'aria-label': 'Scores of the encoders'},
-      make(
-        'table',
-        {},
+    ]),
+    make('div.wide', {tabindex: 0, role: 'region', 'aria-label': 'Scores of the encoders'}, [
+      make('table', [
         make(
           'thead',
-          {},
-          make('tr', {}, ...heads.map(text => (text ? make('th', {scope: 'col'}, text) : make('td', {})))),
+          make(
+            'tr',
+            heads.map(text => (text ? make('th', {scope: 'col'}, text) : make('td'))),
+          ),
         ),
-        make('tbody', {}, ...rows),
-      ),
-    ),
+        make('tbody', rows),
+      ]),
+    ]),
   ];
 }

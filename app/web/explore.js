@@ -38,14 +38,9 @@ export async function showExplore(main, name, address, session) {
     grid = new ImageGrid(explorer, viewer, labels);
   const map = new ItemMap(explorer, session.canWrite),
     view = new ViewMenu(explorer, grid, labels !== null);
-  const filters = button(
-    'facets',
-    'Filters',
-    () => {
-      filters.setAttribute('aria-expanded', String(screen.classList.toggle('with-facets')));
-    },
-    {class: 'narrow-only'},
-  );
+  const filters = button('facets.narrow-only', 'Filters', () => {
+    filters.setAttribute('aria-expanded', String(screen.classList.toggle('with-facets')));
+  });
   filters.setAttribute('aria-expanded', 'false');
   const mapToggle = button('map', 'Map', () => {
     const open = screen.classList.toggle('with-map');
@@ -54,35 +49,24 @@ export async function showExplore(main, name, address, session) {
     mapToggle.setAttribute('aria-pressed', String(open));
     localStorage.setItem('map', open ? 'open' : 'closed');
   });
-  const screen = make(
-    'div',
-    {class: 'explore'},
-    make('h1', {class: 'hidden'}, name),
-    make(
-      'div',
-      {class: 'bar'},
+  const screen = make('div.explore', [
+    make('h1.hidden', name),
+    make('div.bar', [
       collectionChoice('explore', name, session),
       bar,
-      make(
-        'div',
-        {class: 'arrange'},
+      make('div.arrange', [
         filters,
         mapToggle,
         view.element,
         labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null,
-      ),
-    ),
+      ]),
+    ]),
     selection,
     facets,
-    make(
-      'section',
-      {class: 'center', 'aria-label': 'Images'},
-      grid,
-      labels ? new LabelKeys(labels, () => grid.chosen) : '',
-    ),
+    make('section.center', {'aria-label': 'Images'}, grid, labels ? new LabelKeys(labels, () => grid.chosen) : ''),
     map,
     viewer,
-  );
+  ]);
   main.replaceChildren(screen);
   if (localStorage.getItem('map') !== 'closed' && innerWidth > 820) mapToggle.click();
 
@@ -126,20 +110,15 @@ export async function showExplore(main, name, address, session) {
     if (files.length === 1 && !file.webkitRelativePath && !/\.(zip|tar|parquet)$/i.test(file.name))
       return bar.searchFile(file);
     if (!session.canWrite) return say('Drop one image to search with it.', {error: true});
-    const add = button(
-      'upload',
-      `Add to ${name}`,
-      async () => {
-        dialog.close();
-        const {addFiles} = await import('./uploads.js');
-        await addFiles(info, files);
-        await Promise.all([explorer.load(), session.changed()]);
-      },
-      {class: 'strong'},
-    );
+    const add = button('upload.strong', `Add to ${name}`, async () => {
+      dialog.close();
+      const {addFiles} = await import('./uploads.js');
+      await addFiles(info, files);
+      await Promise.all([explorer.load(), session.changed()]);
+    });
     const dialog = openDialog(
       `Add ${count(files.length, 'file')}?`,
-      make('div', {class: 'stack'}, make('p', {}, 'To search, drop one image.'), make('div', {class: 'tools'}, add)),
+      make('div.stack', make('p', 'To search, drop one image.'), make('div.tools', add)),
     );
     add.focus();
   };
@@ -157,9 +136,8 @@ export async function showExplore(main, name, address, session) {
       openDialog(
         'Keys',
         make(
-          'dl',
-          {class: 'keys'},
-          ...KEYS.flatMap(([key, text]) => [make('dt', {}, make('kbd', {}, key)), make('dd', {}, text)]),
+          'dl.keys',
+          KEYS.flatMap(([key, text]) => [make('dt', make('kbd', key)), make('dd', text)]),
         ),
       );
     else return;
@@ -213,31 +191,30 @@ class ViewMenu {
         },
       });
       act(box.checked);
-      return make('label', {class: 'row'}, box, text);
+      return make('label.row', box, text);
     };
     this.element = make(
-      'details',
+      'details.menu',
       {
-        class: 'menu',
-        onkeydown: (/** @type {KeyboardEvent} */ event) => {
+        onkeydown: event => {
           if (event.key !== 'Escape') return;
           this.element.open = false;
           this.element.firstChild.focus();
         },
-        onfocusout: (/** @type {FocusEvent} */ event) => {
+        onfocusout: event => {
           if (event.relatedTarget && !this.element.contains(event.relatedTarget)) this.element.open = false;
         },
       },
-      make('summary', {class: 'button', 'aria-label': 'View'}, icon('settings'), make('span', {}, 'View')),
-      make(
-        'div',
-        {class: 'stack'},
-        make('label', {}, 'Order', this.order),
-        make('label', {}, 'Group by', this.group),
-        make('label', {}, 'Size of the images', size),
-        option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)),
-        canWrite ? option('A label key goes to the next image', 'advance') : '',
-      ),
+      [
+        make('summary.button', {'aria-label': 'View'}, icon('settings'), make('span', 'View')),
+        make('div.stack', [
+          make('label', 'Order', this.order),
+          make('label', 'Group by', this.group),
+          make('label', 'Size of the images', size),
+          option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)),
+          canWrite ? option('A label key goes to the next image', 'advance') : '',
+        ]),
+      ],
     );
     this.fill();
   }

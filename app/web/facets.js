@@ -12,9 +12,9 @@ class FacetList extends HTMLElement {
   constructor(explorer) {
     super();
     this.explorer = explorer;
-    this.note = make('p', {class: 'note'});
-    this.list = make('div', {class: 'facets'});
-    this.replaceChildren(make('h2', {class: 'hidden'}, 'Filters'), this.note, this.list, this._json());
+    this.note = make('p.note');
+    this.list = make('div.facets');
+    this.replaceChildren(make('h2.hidden', 'Filters'), this.note, this.list, this._json());
     const redraw = later(() => this._draw());
     for (const event of ['rows', 'view', 'selection', 'color']) explorer.addEventListener(event, redraw);
     redraw();
@@ -54,12 +54,10 @@ class FacetList extends HTMLElement {
       (group, before) => {
         const section =
           before ??
-          make(
-            'section',
-            {'aria-label': group.title || 'Of the collection'},
-            group.title ? make('h3', {}, group.title) : '',
-            make('div', {class: 'facets'}),
-          );
+          make('section', {'aria-label': group.title || 'Of the collection'}, [
+            group.title ? make('h3', group.title) : '',
+            make('div.facets'),
+          ]);
         keyed(
           section.lastChild,
           group.facets,
@@ -92,14 +90,12 @@ class FacetList extends HTMLElement {
         problem.textContent = /** @type {Error} */ (error).message;
       }
     };
-    return make(
-      'details',
-      {class: 'json'},
-      make('summary', {}, 'Filter as JSON'),
+    return make('details.json', [
+      make('summary', 'Filter as JSON'),
       text,
-      make('button', {type: 'button', class: 'button', onclick: apply}, 'Apply'),
+      make('button.button', {type: 'button', onclick: apply}, 'Apply'),
       problem,
-    );
+    ]);
   }
 }
 
@@ -116,16 +112,15 @@ class Facet {
       'aria-label': `Search the values of ${nameOf(key)}`,
       oninput: () => this._fill(),
     });
-    this.list = make('ul', {});
-    this.more = make('button', {
+    this.list = make('ul');
+    this.more = make('button.plain', {
       type: 'button',
-      class: 'plain',
       onclick: () => {
         this.all = !this.all;
         this._fill();
       },
     });
-    this.bars = make('div', {class: 'histogram', 'aria-hidden': 'true'});
+    this.bars = make('div.histogram', {'aria-hidden': 'true'});
     this.bounds = ['from', 'to'].map(end =>
       make('input', {
         type: 'number',
@@ -140,14 +135,12 @@ class Facet {
       if (this.element.open) localStorage.setItem(stored, '');
       else localStorage.removeItem(stored);
     };
-    this.element = make(
-      'details',
-      {class: 'facet-values', 'data-facet': key, open: localStorage.getItem(stored) === null},
+    this.element = make('details.facet-values', {'data-facet': key, open: localStorage.getItem(stored) === null}, [
       make('summary', {title: key, onclick: fold}, nameOf(key)),
       ...(numeric
-        ? [this.bars, make('div', {class: 'range'}, this.bounds[0], make('span', {}, 'to'), this.bounds[1])]
+        ? [this.bars, make('div.range', this.bounds[0], make('span', 'to'), this.bounds[1])]
         : [this.search, this.list, this.more]),
-    );
+    ]);
     this.element.numeric = numeric;
     this.element.draw = numeric ? this._histogram.bind(this) : this._values.bind(this);
     /** @type {{value: any, number: number, text: string, color?: string}[]} */
@@ -213,13 +206,11 @@ class Facet {
       found.slice(0, all ? MOST : SHOWN),
       one => `${typeof one.value} ${one.value}`,
       ({value, number, text, color}) => {
-        const bar = make('span', {class: 'bar'}),
-          swatch = color ? make('span', {class: 'swatch'}) : '';
+        const bar = make('span.bar'),
+          swatch = color ? make('span.swatch') : '';
         bar.style.width = `${(100 * number) / most}%`;
         if (swatch) swatch.style.background = color;
-        return make(
-          'li',
-          {},
+        return make('li', [
           make(
             'button',
             {
@@ -228,12 +219,9 @@ class Facet {
               'aria-pressed': String(chosen.has(value)),
               onclick: () => toggle(value),
             },
-            bar,
-            swatch,
-            make('span', {class: 'value'}, text),
-            make('span', {class: 'count'}, number.toLocaleString('en')),
+            [bar, swatch, make('span.value', text), make('span.count', number.toLocaleString('en'))],
           ),
-        );
+        ]);
       },
     );
     this.more.hidden = found.length <= SHOWN;

@@ -3,7 +3,7 @@
 // A click opens an image next to the grid, a double click on the whole screen; the corner of a tile, Ctrl, or a long
 // touch selects. One tab stop: see KEYS.
 import {deleteRows} from './deletion.js';
-import {CHANCE, button, keyed, make, similarity} from './dom.js';
+import {CHANCE, iconButton, keyed, make, similarity} from './dom.js';
 import {nameOf} from './filters.js';
 import {GAP, layOut, lineAt} from './layout.js';
 
@@ -49,48 +49,42 @@ class ImageGrid extends HTMLElement {
     this.tiles = make('div', {role: 'presentation'});
     this.headings = make('div', {'aria-hidden': 'true'});
     this.sheet = make(
-      'div',
+      'div.sheet',
       {
-        class: 'sheet',
         role: 'listbox',
         tabindex: 0,
         'aria-label': 'Images',
         'aria-multiselectable': 'true',
-        onclick: (/** @type {MouseEvent} */ event) => this._click(event),
+        onclick: event => this._click(event),
         ondblclick: () => {
           if (explorer.focus !== null && !explorer.selected.size) viewer.open(explorer.focus, true);
         },
-        onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event),
-        oncontextmenu: (/** @type {MouseEvent} */ event) => this._hold(event),
-        onpointerover: (/** @type {PointerEvent} */ event) =>
-          this._onRow(/** @type {Element} */ (event.target), row => this._showActions(row)),
+        onkeydown: event => this._key(event),
+        oncontextmenu: event => this._hold(event),
+        onpointerover: event => this._onRow(/** @type {Element} */ (event.target), row => this._showActions(row)),
         onfocus: () => {
           if (explorer.focus === null && explorer.view.length) explorer.setFocus(explorer.view[0]);
         },
       },
-      this.headings,
-      this.tiles,
+      [this.headings, this.tiles],
     );
-    this.actions = make(
-      'div',
-      {class: 'actions', role: 'toolbar', 'aria-label': 'Actions on an image', hidden: true},
-      button('similar', 'Find similar images', () => explorer.similarTo(this.acted), {quiet: true}),
-      button('add', 'More like this', () => explorer.refine([this.acted], 'positive'), {quiet: true}),
-      button('less', 'Less like this', () => explorer.refine([this.acted], 'negative'), {quiet: true}),
-    );
+    this.actions = make('div.actions', {role: 'toolbar', 'aria-label': 'Actions on an image', hidden: true}, [
+      iconButton('similar', 'Find similar images', () => explorer.similarTo(this.acted)),
+      iconButton('add', 'More like this', () => explorer.refine([this.acted], 'positive')),
+      iconButton('less', 'Less like this', () => explorer.refine([this.acted], 'negative')),
+    ]);
     for (const one of this.actions.children) one.tabIndex = -1; // the keys of the grid do the same
     this.acted = 0;
     /** Where the pointer is. @type {[number, number] | null} */
     this.pointer = null;
     /** @type {number[]} */
     this.shown = [];
-    this.empty = make('p', {class: 'empty', hidden: true});
+    this.empty = make('p.empty', {hidden: true});
     this.scroller = make(
-      'div',
+      'div.scroller',
       {
-        class: 'scroller',
         onscroll: () => this._draw(),
-        onpointermove: (/** @type {PointerEvent} */ event) => {
+        onpointermove: event => {
           this.pointer = [event.clientX, event.clientY];
         },
         onpointerleave: () => {
@@ -98,9 +92,7 @@ class ImageGrid extends HTMLElement {
           this.pointer = null;
         },
       },
-      this.sheet,
-      this.actions,
-      this.empty,
+      [this.sheet, this.actions, this.empty],
     );
     this.replaceChildren(this.scroller);
     explorer.addEventListener('view', () => this.relayout());
@@ -202,19 +194,20 @@ class ImageGrid extends HTMLElement {
   /** @param {number} row @returns {HTMLElement} */
   _tile(row) {
     const tile = make(
-      'div',
+      'div.tile',
       {
         role: 'option',
         id: `row-${row}`,
-        class: 'tile',
         'data-row': row,
         'data-id': this.explorer.rows.ids[row],
         'aria-selected': 'false',
       },
-      make('img', {alt: '', decoding: 'async', onerror: () => tile.classList.add('broken')}),
-      make('span', {class: 'box', 'aria-hidden': 'true'}),
-      make('span', {class: 'score', 'aria-hidden': 'true'}),
-      make('span', {class: 'tag', 'aria-hidden': 'true'}),
+      [
+        make('img', {alt: '', decoding: 'async', onerror: () => tile.classList.add('broken')}),
+        make('span.box', {'aria-hidden': 'true'}),
+        make('span.score', {'aria-hidden': 'true'}),
+        make('span.tag', {'aria-hidden': 'true'}),
+      ],
     );
     return tile;
   }

@@ -27,8 +27,8 @@ const AT_ONCE = 1000; // items in one request
  */
 export async function showInsights(main, name, session) {
   document.title = `Insights · ${name} · nnclr_hub`;
-  const body = make('div', {class: 'insights'}),
-    run = make('div', {class: 'tools'});
+  const body = make('div.insights'),
+    run = make('div.tools');
   const closing = new AbortController();
   /** @type {Shown | null} */
   let shown = null;
@@ -47,21 +47,14 @@ export async function showInsights(main, name, session) {
     );
   }
   // after what is above it, so that it does not move
-  const encoders = make('div', {class: 'insights', hidden: true}, encoderCard(name, session.canWrite));
+  const encoders = make('div.insights', {hidden: true}, encoderCard(name, session.canWrite));
   main.replaceChildren(
-    make(
-      'div',
-      {class: 'page'},
-      make(
-        'header',
-        {},
-        make('h1', {}, 'Insights'),
-        make('div', {class: 'tools'}, collectionChoice('insights', name, session)),
-      ),
+    make('div.page', [
+      make('header', make('h1', 'Insights'), make('div.tools', collectionChoice('insights', name, session))),
       run,
       body,
       encoders,
-    ),
+    ]),
   );
   const load = async () => {
     const inspection = await newest(name);
@@ -71,8 +64,7 @@ export async function showInsights(main, name, session) {
     if (!inspection)
       return body.replaceChildren(
         make(
-          'p',
-          {class: 'empty'},
+          'p.empty',
           'Nothing was inspected yet. An inspection finds duplicates, odd images, wrong labels and more.',
         ),
       );
@@ -119,9 +111,11 @@ function runner(name, inspection, canWrite, reload, job) {
       start.disabled = false;
     }
   };
-  const start = button('similar', inspection ? 'Inspect again' : 'Inspect', go, {
-    class: inspection?.current ? '' : 'strong',
-  });
+  const start = button(
+    inspection?.current ? 'similar' : 'similar.strong',
+    inspection ? 'Inspect again' : 'Inspect',
+    go,
+  );
   if (job) go();
   const when =
     inspection && new Date(1000 * inspection.made).toLocaleString('en', {dateStyle: 'medium', timeStyle: 'short'});
@@ -129,7 +123,7 @@ function runner(name, inspection, canWrite, reload, job) {
     ? `${count(inspection.items, 'image')} inspected on ${when}. ` +
       (inspection.current ? '' : 'The collection has changed since.')
     : '';
-  return [make('p', {class: 'note', role: 'status'}, state), canWrite ? start : '', bar.element];
+  return [make('p.note', {role: 'status'}, state), canWrite ? start : '', bar.element];
 }
 
 /**
@@ -180,7 +174,7 @@ function sections(shown) {
   const existing = (/** @type {any[]} */ list) => list.filter(one => items.has(one.item));
   const outliers = existing(findings.outliers.filter((/** @type {any} */ one) => one.flagged));
   const cut = shown.inspection.left_out;
-  const parts = [facts(shown, outliers.length), cut ? make('p', {class: 'note'}, cut) : ''];
+  const parts = [facts(shown, outliers.length), cut ? make('p.note', cut) : ''];
   parts.push(copies(shown), leaks(shown), suspects(shown));
   parts.push(
     card(
@@ -238,7 +232,10 @@ function sections(shown) {
       'Unreadable files',
       'Of the last jobs that added images.',
       {hidden: !shown.errors.length},
-      make('ul', {class: 'broken'}, ...shown.errors.map(one => make('li', {}, `${one.name}: ${one.detail}`))),
+      make(
+        'ul.broken',
+        shown.errors.map(one => make('li', `${one.name}: ${one.detail}`)),
+      ),
     ),
   );
   return parts;
@@ -251,13 +248,11 @@ function sections(shown) {
  * @param {...any} content
  */
 function card(title, note, {hidden, open}, ...content) {
-  return make(
-    'section',
-    {class: 'card', 'aria-label': title, hidden},
-    make('div', {class: 'head'}, make('h2', {}, title), open),
-    make('p', {}, note),
+  return make('section.card', {'aria-label': title, hidden}, [
+    make('div.head', make('h2', title), open),
+    make('p', note),
     ...content,
-  );
+  ]);
 }
 
 /** @param {Shown} shown @param {string} finding @param {string} [id] */
@@ -267,7 +262,7 @@ const addressOf = ({name}, finding, id) =>
 
 /** @param {Shown} shown @param {string} finding @param {number} number */
 const link = (shown, finding, number) =>
-  make('a', {class: 'button', href: addressOf(shown, finding)}, `Open ${count(number, 'image')}`);
+  make('a.button', {href: addressOf(shown, finding)}, `Open ${count(number, 'image')}`);
 
 /** @param {Shown} shown @param {string} id */
 const titleOf = ({items}, id) => String(items.get(id)?.path ?? items.get(id)?.name ?? id);
@@ -282,16 +277,14 @@ const titleOf = ({items}, id) => String(items.get(id)?.path ?? items.get(id)?.na
  */
 function figure(shown, id, caption, finding, opens) {
   const title = titleOf(shown, id);
-  return make(
-    'figure',
-    {title},
+  return make('figure', {title}, [
     make(
       'a',
       {href: opens ? addressOf(shown, opens) : addressOf(shown, finding, id), 'aria-label': `${title}, ${caption}`},
-      make('img', {src: imageUrl(shown.name, id, 'thumbnail'), alt: '', loading: 'lazy'}),
+      [make('img', {src: imageUrl(shown.name, id, 'thumbnail'), alt: '', loading: 'lazy'})],
     ),
-    make('figcaption', {}, caption),
-  );
+    make('figcaption', caption),
+  ]);
 }
 
 /**
@@ -301,9 +294,8 @@ function figure(shown, id, caption, finding, opens) {
  */
 const sheet = (shown, images, finding) =>
   make(
-    'div',
-    {class: 'images'},
-    ...images.slice(0, SHOWN).map(([id, caption, opens]) => figure(shown, id, caption, finding, opens)),
+    'div.images',
+    images.slice(0, SHOWN).map(([id, caption, opens]) => figure(shown, id, caption, finding, opens)),
   );
 
 /** @param {Shown} shown @param {number} outliers */
@@ -332,15 +324,9 @@ function facts(shown, outliers) {
       : []),
   ];
   return make(
-    'dl',
-    {class: 'facts'},
-    ...entries.map(([name, value]) =>
-      make(
-        'div',
-        {},
-        make('dt', {}, name),
-        make('dd', {}, typeof value === 'number' ? value.toLocaleString('en') : value),
-      ),
+    'dl.facts',
+    entries.map(([name, value]) =>
+      make('div', make('dt', name), make('dd', typeof value === 'number' ? value.toLocaleString('en') : value)),
     ),
   );
 }
@@ -360,38 +346,30 @@ function copies(shown) {
   const rows = groups.slice(0, SHOWN).map(({place, score, exact, items}) => {
     const best = bestOf(shown, items),
       others = items.filter(id => id !== best);
-    return make(
-      'li',
-      {},
+    return make('li', [
       make(
-        'div',
-        {class: 'images'},
-        ...items.map(id => figure(shown, id, id === best ? 'best' : '', `duplicates/${place}`)),
+        'div.images',
+        items.map(id => figure(shown, id, id === best ? 'best' : '', `duplicates/${place}`)),
       ),
-      make(
-        'div',
-        {class: 'tools'},
-        make('span', {class: 'note'}, exact ? 'equal pixels' : `score ${score.toFixed(3)}`),
+      make('div.tools', [
+        make('span.note', exact ? 'equal pixels' : `score ${score.toFixed(3)}`),
         shown.canWrite ? button('remove', `Keep the best, delete ${others.length}`, () => remove(others)) : '',
-      ),
-    );
+      ]),
+    ]);
   });
   return card(
     'Duplicates',
     'Copies of one image: equal, resized, cropped, mirrored or compressed. The largest file is the best.',
     {hidden: !groups.length, open: link(shown, 'duplicates', new Set(groups.flatMap(one => one.items)).size)},
-    make('ul', {class: 'groups'}, ...rows),
+    make('ul.groups', rows),
     shown.canWrite
-      ? make(
-          'div',
-          {class: 'tools'},
+      ? make('div.tools', [
           button(
-            'remove',
+            'remove.danger',
             `Keep the best of ${count(groups.length, 'group')}, delete ${count(surplus.length, 'image')}`,
             () => remove(surplus),
-            {class: 'danger'},
           ),
-        )
+        ])
       : '',
   );
 }
@@ -415,26 +393,19 @@ function present({items}, groups) {
 /** @param {Shown} shown */
 function leaks(shown) {
   const all = present(shown, shown.inspection.findings.leaks);
-  const rows = all
-    .slice(0, SHOWN)
-    .map(({place, items, parts}) =>
+  const rows = all.slice(0, SHOWN).map(({place, items, parts}) =>
+    make('li', [
       make(
-        'li',
-        {},
-        make(
-          'div',
-          {class: 'images'},
-          ...items.map((/** @type {string} */ id, /** @type {number} */ i) =>
-            figure(shown, id, parts[i], `leaks/${place}`),
-          ),
-        ),
+        'div.images',
+        items.map((/** @type {string} */ id, /** @type {number} */ i) => figure(shown, id, parts[i], `leaks/${place}`)),
       ),
-    );
+    ]),
+  );
   return card(
     'Leaks',
     'The same image in different splits: scores on the test images are not held out.',
     {hidden: !all.length, open: link(shown, 'leaks', new Set(all.flatMap(one => one.items)).size)},
-    make('ul', {class: 'groups'}, ...rows),
+    make('ul.groups', rows),
   );
 }
 
@@ -443,15 +414,11 @@ function problems(shown, found) {
   const kinds = [...new Set(found.flatMap(one => one.problems))];
   const rows = kinds.map(kind => {
     const own = found.filter(one => one.problems.includes(kind));
-    return make(
-      'li',
-      {},
-      make(
-        'div',
-        {class: 'head'},
-        make('h3', {}, `${kind.replace('_', ' ')}: ${own.length}`),
+    return make('li', [
+      make('div.head', [
+        make('h3', `${kind.replace('_', ' ')}: ${own.length}`),
         link(shown, `problems/${kind}`, own.length),
-      ),
+      ]),
       sheet(
         shown,
         own
@@ -466,13 +433,13 @@ function problems(shown, found) {
           ]),
         `problems/${kind}`,
       ),
-    );
+    ]);
   });
   return card(
     'Image problems',
     'Blurred, dark, bright, empty, tiny or very long images.',
     {hidden: !found.length},
-    make('ul', {class: 'stack'}, ...rows),
+    make('ul.stack', rows),
   );
 }
 
@@ -494,10 +461,9 @@ function suspects(shown) {
       items.get(one.item)['inspection.reviewed'] !== one.label,
   );
   const list = make(
-    'ul',
+    'ul.images.review',
     {
-      class: 'images review',
-      onkeydown: (/** @type {KeyboardEvent} */ event) => {
+      onkeydown: event => {
         const row = /** @type {HTMLElement} */ (event.target).closest('li');
         const act =
           row &&
@@ -517,7 +483,7 @@ function suspects(shown) {
         event.preventDefault();
       },
     },
-    ...open.slice(0, SHOWN).map((/** @type {any} */ one) => {
+    open.slice(0, SHOWN).map((/** @type {any} */ one) => {
       // the second click of a double click is meant for no image: it comes to the next one
       const decide = (/** @type {boolean} */ accepted) => (/** @type {MouseEvent} */ event) => {
         if (event.detail < 2) review(shown, field, one, accepted);
@@ -528,50 +494,42 @@ function suspects(shown) {
         `${one.label} → ${one.proposed}`,
         'suspects',
       );
-      return make(
-        'li',
-        {'data-id': one.item, title: titleOf(shown, one.item)},
+      return make('li', {'data-id': one.item, title: titleOf(shown, one.item)}, [
         image,
         caption,
         canWrite
-          ? make(
-              'div',
-              {class: 'tools'},
+          ? make('div.tools', [
               make(
-                'button',
+                'button.button.accept',
                 {
                   type: 'button',
-                  class: 'button accept',
                   'aria-label': `Accept ${one.proposed} instead of ${one.label}`,
                   onclick: decide(true),
                 },
                 'Accept',
               ),
               make(
-                'button',
+                'button.button.reject',
                 {
                   type: 'button',
-                  class: 'button reject',
                   'aria-label': `Reject ${one.proposed}, keep ${one.label}`,
                   onclick: decide(false),
                 },
                 'Reject',
               ),
-            )
+            ])
           : '',
-      );
+      ]);
     }),
   );
   const keys = canWrite
-    ? make(
-        'p',
-        {class: 'note'},
+    ? make('p.note', [
         'Keys: ',
-        make('kbd', {}, 'A'),
+        make('kbd', 'A'),
         ' accepts the proposed label, ',
-        make('kbd', {}, 'R'),
+        make('kbd', 'R'),
         ' rejects it, arrows move.',
-      )
+      ])
     : '';
   return card(
     'Suspect labels',
@@ -618,15 +576,11 @@ function matrix(shown) {
   const chosen = [...new Set(mistaken)].slice(0, CLASSES).sort((a, b) => a - b);
   const rows = chosen.map(given => {
     const total = counts[given].reduce((sum, one) => sum + one, 0);
-    return make(
-      'tr',
-      {},
+    return make('tr', [
       make('th', {scope: 'row'}, classes[given]),
       ...chosen.map(taken => {
         const number = counts[given][taken];
-        const cell = make(
-          'td',
-          {class: given === taken ? 'own' : ''},
+        const cell = make('td', {class: given === taken ? 'own' : ''}, [
           number
             ? make(
                 'a',
@@ -634,41 +588,32 @@ function matrix(shown) {
                   href: addressOf(shown, `overlap/${given}/${taken}`),
                   'aria-label': `${count(number, 'image')} of ${classes[given]}, predicted as ${classes[taken]}`,
                 },
-                String(number),
+                [String(number)],
               )
             : '',
-        );
+        ]);
         cell.style.setProperty('--share', String(total ? number / total : 0));
         return cell;
       }),
-    );
+    ]);
   });
   const hidden = classes.length - chosen.length;
-  return make(
-    'div',
-    {class: 'matrix', tabindex: 0, role: 'region', 'aria-label': 'Labels and predictions'},
-    make(
-      'table',
-      {},
-      make(
-        'caption',
-        {},
+  return make('div.matrix', {tabindex: 0, role: 'region', 'aria-label': 'Labels and predictions'}, [
+    make('table', [
+      make('caption', [
         'Rows: the label. Columns: the prediction.' +
           (hidden ? ` ${count(hidden, 'class', 'classes')} with fewer mistakes are left out.` : ''),
-      ),
-      make(
-        'thead',
-        {},
+      ]),
+      make('thead', [
         make(
           'tr',
-          {},
-          make('td', {}),
-          ...chosen.map(one => make('th', {scope: 'col'}, make('span', {}, classes[one]))),
+          make('td'),
+          chosen.map(one => make('th', {scope: 'col'}, make('span', classes[one]))),
         ),
-      ),
-      make('tbody', {}, ...rows),
-    ),
-  );
+      ]),
+      make('tbody', rows),
+    ]),
+  ]);
 }
 
 /**

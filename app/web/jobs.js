@@ -1,6 +1,6 @@
 // The jobs of the server: a bar for one that runs, and the list of the last ones.
 import {finished, rest} from './api.js';
-import {button, count, keyed, make} from './dom.js';
+import {count, iconButton, keyed, make} from './dom.js';
 
 /** What a job does now. @param {import('./api.js').Job} job */
 function phaseOf(job) {
@@ -15,15 +15,13 @@ function phaseOf(job) {
 /** A bar that only grows, with the phase of a job and a button that cancels it. @param {string} label */
 export function jobBar(label) {
   const bar = make('progress', {max: 1, 'aria-label': label}),
-    text = make('span', {class: 'note', role: 'status'});
+    text = make('span.note', {role: 'status'});
   let job = '';
-  const element = make(
-    'span',
-    {class: 'job-bar', hidden: true},
+  const element = make('span.job-bar', {hidden: true}, [
     bar,
     text,
-    button('close', 'Cancel', () => rest('DELETE', `jobs/${job}`), {quiet: true}),
-  );
+    iconButton('close', 'Cancel', () => rest('DELETE', `jobs/${job}`)),
+  ]);
   /** Show a job until it ends, and return its result. @param {string} id */
   const follow = async id => {
     job = id;
@@ -43,10 +41,10 @@ export function jobBar(label) {
 
 /** The list of the last jobs; a click on one shows its result. @param {boolean} canWrite */
 export function jobList(canWrite) {
-  const list = make('ul', {}),
-    empty = make('p', {class: 'empty'}, 'No job has run yet.');
+  const list = make('ul'),
+    empty = make('p.empty', 'No job has run yet.');
   return {
-    element: make('div', {class: 'jobs'}, empty, list),
+    element: make('div.jobs', empty, list),
     draw: async () => {
       const {jobs} = await rest('GET', 'jobs', {query: {limit: 20}});
       empty.hidden = jobs.length > 0;
@@ -68,13 +66,12 @@ export function jobList(canWrite) {
 function jobLine({id, kind, params, created}, canWrite) {
   const state = make('span'),
     bar = make('progress', {max: 1, 'aria-label': `Progress of ${kind}`}),
-    problem = make('span', {class: 'problem'}),
-    result = make('div', {class: 'result'});
+    problem = make('span.problem'),
+    result = make('div.result');
   const toggle = make(
-    'button',
+    'button.plain',
     {
       type: 'button',
-      class: 'plain',
       'aria-expanded': 'false',
       onclick: async () => {
         const shown = toggle.getAttribute('aria-expanded') === 'true';
@@ -84,20 +81,18 @@ function jobLine({id, kind, params, created}, canWrite) {
     },
     'Details',
   );
-  const cancel = canWrite ? button('close', `Cancel ${kind}`, () => rest('DELETE', `jobs/${id}`), {quiet: true}) : '';
-  const line = make(
-    'li',
-    {},
-    make('strong', {}, kind.replace('_', ' ')),
-    make('span', {}, [params.collection, params.file].filter(Boolean).join(', ')),
+  const cancel = canWrite ? iconButton('close', `Cancel ${kind}`, () => rest('DELETE', `jobs/${id}`)) : '';
+  const line = make('li', [
+    make('strong', kind.replace('_', ' ')),
+    make('span', [params.collection, params.file].filter(Boolean).join(', ')),
     state,
     bar,
-    make('time', {datetime: new Date(1000 * created).toISOString(), class: 'note'}, timeOf(created)),
+    make('time.note', {datetime: new Date(1000 * created).toISOString()}, timeOf(created)),
     problem,
     toggle,
     cancel,
     result,
-  );
+  ]);
   line.draw = (/** @type {import('./api.js').Job} */ job) => {
     const isRunning = ['queued', 'running'].includes(job.state);
     line.className = job.state;
@@ -141,27 +136,19 @@ function resultOf({kind, params, result, left_out: leftOut}) {
     ([, value]) => value !== null && JSON.stringify(value) !== '[]' && JSON.stringify(value) !== '{}',
   );
   return [
-    make(
-      'p',
-      {},
+    make('p', [
       text,
       ' ',
       collection
-        ? make(
-            'a',
-            {href: `#/${kind === 'inspection' ? 'insights' : 'explore'}/${encodeURIComponent(collection)}`},
+        ? make('a', {href: `#/${kind === 'inspection' ? 'insights' : 'explore'}/${encodeURIComponent(collection)}`}, [
             `Open ${collection}`,
-          )
+          ])
         : '',
-    ),
-    leftOut ? make('p', {class: 'note'}, leftOut) : '',
+    ]),
+    leftOut ? make('p.note', leftOut) : '',
     make(
       'dl',
-      {},
-      ...entries.flatMap(([key, value]) => [
-        make('dt', {}, key.replaceAll('_', ' ')),
-        make('dd', {}, textOf(key, value)),
-      ]),
+      entries.flatMap(([key, value]) => [make('dt', key.replaceAll('_', ' ')), make('dd', textOf(key, value))]),
     ),
   ];
 }
@@ -174,6 +161,6 @@ function textOf(key, value) {
 }
 
 /** @param {number} seconds since 1970 */
-function timeOf(seconds) {
+export function timeOf(seconds) {
   return new Date(1000 * seconds).toLocaleString('en', {dateStyle: 'medium', timeStyle: 'short'});
 }

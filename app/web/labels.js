@@ -137,7 +137,7 @@ export class Labels extends EventTarget {
     const names = make(
       'datalist',
       {id: 'known-labels'},
-      ...this.known.slice(0, 200).map(label => make('option', {value: label})),
+      this.known.slice(0, 200).map(label => make('option', {value: label})),
     );
     const input = make('input', {list: 'known-labels', 'aria-label': 'Label', placeholder: 'label', maxlength: 200});
     const field = make('input', {
@@ -153,7 +153,7 @@ export class Labels extends EventTarget {
     const columns = ['id or path', 'label or labels'].map(placeholder =>
       make('input', {placeholder, onchange: () => preview()}),
     );
-    const found = make('div', {class: 'stack', role: 'status'});
+    const found = make('div.stack', {role: 'status'});
     const preview = async () => {
       if (!table.files[0]) return;
       found.textContent = 'Reading ...';
@@ -170,14 +170,13 @@ export class Labels extends EventTarget {
       if (found.firstChild !== own) return; // the file or a column has changed since
       const whole = make('input', {type: 'checkbox', checked: others.length > 0});
       found.replaceChildren(
-        make('p', {}, text),
-        others.length ? make('label', {class: 'row'}, whole, `Write the other columns, too: ${others.join(', ')}`) : '',
+        make('p', text),
+        others.length ? make('label.row', whole, `Write the other columns, too: ${others.join(', ')}`) : '',
         give
           ? make(
-              'button',
+              'button.button.strong',
               {
                 type: 'button',
-                class: 'button strong',
                 onclick: () => {
                   dialog.close();
                   give(whole.checked);
@@ -192,20 +191,18 @@ export class Labels extends EventTarget {
       dialog.close();
       this.give(rows, label);
     };
-    const usual = make('div', {class: 'tools'}),
-      own = make('div', {class: 'key-inputs'});
+    const usual = make('div.tools'),
+      own = make('div.key-inputs');
     const drawKeys = () => {
       usual.replaceChildren(
         ...this.keys.flatMap((label, place) =>
           label === null
             ? []
             : [
-                make(
-                  'button',
-                  {type: 'button', class: 'button', onclick: () => give(label)},
-                  make('kbd', {}, String(place + 1)),
+                make('button.button', {type: 'button', onclick: () => give(label)}, [
+                  make('kbd', String(place + 1)),
                   String(label),
-                ),
+                ]),
               ],
         ),
       );
@@ -221,51 +218,44 @@ export class Labels extends EventTarget {
               drawKeys();
             },
           });
-          return make('label', {class: 'row'}, make('kbd', {}, String(place + 1)), text);
+          return make('label.row', make('kbd', String(place + 1)), text);
         }),
       );
     };
     drawKeys();
     const dialog = openDialog(
       `Label ${count(rows.length, 'image')}`,
-      make(
-        'div',
-        {class: 'stack'},
+      make('div.stack', [
         make(
-          'form',
+          'form.stack',
           {
-            class: 'stack',
-            onsubmit: (/** @type {Event} */ event) => {
+            onsubmit: event => {
               event.preventDefault();
               if (input.value.trim()) give(this.parse(input.value.trim()));
             },
           },
-          names,
-          make(
-            'div',
-            {class: 'tools'},
-            input,
-            make('button', {class: 'button strong'}, 'Label'),
-            button('remove', 'Remove the label', () => give(null)),
-          ),
-          usual,
+          [
+            names,
+            make('div.tools', [
+              input,
+              make('button.button.strong', 'Label'),
+              button('remove', 'Remove the label', () => give(null)),
+            ]),
+            usual,
+          ],
         ),
-        make('details', {}, make('summary', {}, 'Labels of the keys 1 to 9'), own),
-        make(
-          'details',
-          {},
-          make('summary', {}, 'Another metadata key, or labels from a table'),
-          make(
-            'div',
-            {class: 'stack'},
-            make('label', {}, 'Metadata key', field),
-            make('label', {}, 'Labels from a table (CSV)', table),
-            make('label', {}, 'Column of ids or paths', columns[0]),
-            make('label', {}, 'Column of labels', columns[1]),
+        make('details', make('summary', 'Labels of the keys 1 to 9'), own),
+        make('details', [
+          make('summary', 'Another metadata key, or labels from a table'),
+          make('div.stack', [
+            make('label', 'Metadata key', field),
+            make('label', 'Labels from a table (CSV)', table),
+            make('label', 'Column of ids or paths', columns[0]),
+            make('label', 'Column of labels', columns[1]),
             found,
-          ),
-        ),
-      ),
+          ]),
+        ]),
+      ]),
     );
     input.focus();
   }
@@ -348,10 +338,9 @@ class LabelKeys extends HTMLElement {
           ? []
           : [
               make(
-                'button',
+                'button.button',
                 {
                   type: 'button',
-                  class: 'button',
                   'aria-pressed': String(
                     chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label),
                   ),
@@ -359,15 +348,14 @@ class LabelKeys extends HTMLElement {
                     if (rows().length) labels.give(rows(), label);
                   },
                 },
-                make('kbd', {}, String(place + 1)),
-                ` ${label}`,
+                [make('kbd', String(place + 1)), ` ${label}`],
               ),
             ],
       );
       const one = explorer.selected.has(chosen[0]) ? 'selected image' : 'image';
       const whose = explorer.selected.size && chosen.length ? ` of ${count(chosen.length, one)}` : '';
       const text = buttons.length ? `${field}${whose}:` : 'L labels an image. Labels get the keys 1 to 9.';
-      this.replaceChildren(make('span', {class: 'note'}, text), make('div', {class: 'keys-row'}, ...buttons));
+      this.replaceChildren(make('span.note', text), make('div.keys-row', buttons));
       if (focused >= 0) /** @type {HTMLElement} */ (this.lastElementChild?.children[focused])?.focus();
     };
     this.role = 'group';

@@ -1,6 +1,6 @@
 // The pages of the app, chosen by the address: #/explore/NAME, #/insights/NAME, #/collections, #/training, #/api.
 import {ROOT, rest} from './api.js';
-import {button, make, sayError} from './dom.js';
+import {iconButton, make, sayError, textButton} from './dom.js';
 import './drops.js';
 import {announce, edits, redo, undo, undoable} from './edits.js';
 
@@ -42,7 +42,7 @@ async function route() {
   shown?.leave();
   shown = null;
   const own = ++turn,
-    place = make('div', {class: 'place'});
+    place = make('div.place');
   main.replaceChildren(place);
   drawTabs(page);
   try {
@@ -52,7 +52,7 @@ async function route() {
   } catch (error) {
     if (own !== turn) return;
     sayError(error);
-    place.replaceChildren(make('p', {class: 'empty'}, error instanceof Error ? error.message : String(error)));
+    place.replaceChildren(make('p.empty', error instanceof Error ? error.message : String(error)));
   } finally {
     if (own === turn) opening = '';
   }
@@ -86,7 +86,7 @@ function drawTabs(page) {
         make(
           'a',
           {href: OF_COLLECTIONS.includes(key) ? home(key) : `#/${key}`, 'aria-current': key === page ? 'page' : null},
-          text,
+          [text],
         ),
       ),
     );
@@ -104,7 +104,7 @@ async function start() {
     ?.append(
       own.read_only ? 'read-only' : '',
       own.key ? ` ${own.key}` : '',
-      own.key ? make('button', {type: 'button', class: 'plain', onclick: leave}, 'Log out') : '',
+      own.key ? textButton('Log out', leave) : '',
     );
   addEventListener('hashchange', route);
   addEventListener('popstate', () => {
@@ -115,7 +115,7 @@ async function start() {
 
 // ---- undo
 
-const undoButton = button('undo', 'Undo', () => undo(), {quiet: true});
+const undoButton = iconButton('undo', 'Undo', () => undo());
 const drawUndo = () => {
   const text = undoable();
   undoButton.hidden = text === undefined;

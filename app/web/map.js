@@ -1,7 +1,7 @@
 // <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel or a pinch zooms, a lasso
 // chooses.
 import {path, rest} from './api.js';
-import {button, keyed, later, make, sayError} from './dom.js';
+import {iconButton, keyed, later, make, sayError} from './dom.js';
 import {endsOf} from './facets.js';
 import {inspect, running} from './findings.js';
 import {nameOf, passing, short} from './filters.js';
@@ -35,16 +35,15 @@ class ItemMap extends HTMLElement {
     this.pointers = new Map();
     this.keys = '';
     this.canvas = make('canvas', {role: 'img', 'aria-label': 'Map of the images'});
-    this.drawing = make('canvas', {class: 'lasso', 'aria-hidden': 'true'});
-    this.thumbnails = make('div', {class: 'thumbnails', 'aria-hidden': 'true'});
-    this.preview = make('img', {class: 'preview', alt: '', hidden: true});
-    this.note = make('div', {class: 'stack note'});
-    this.legend = make('div', {
-      class: 'legend',
+    this.drawing = make('canvas.lasso', {'aria-hidden': 'true'});
+    this.thumbnails = make('div.thumbnails', {'aria-hidden': 'true'});
+    this.preview = make('img.preview', {alt: '', hidden: true});
+    this.note = make('div.stack.note');
+    this.legend = make('div.legend', {
       role: 'group',
       'aria-label': 'Legend: click hides, double click shows only one',
     });
-    this.names = make('div', {class: 'islands', 'aria-hidden': 'true'});
+    this.names = make('div.islands', {'aria-hidden': 'true'});
     /** Values whose points are hidden. @type {Set<any>} */
     this.out = new Set();
     /** The middle of each cluster, the largest first. @type {{cluster: any, x: number, y: number, rows: number[]}[]} */
@@ -58,55 +57,38 @@ class ItemMap extends HTMLElement {
         explorer.colorBy(this.colorBy.value);
       },
     });
-    this.lasso = button(
-      'lasso',
-      'Choose an area',
-      () => {
-        this.lassoing = !this.lassoing;
-        this.lasso.setAttribute('aria-pressed', String(this.lassoing));
-      },
-      {quiet: true},
-    );
+    this.lasso = iconButton('lasso', 'Choose an area', () => {
+      this.lassoing = !this.lassoing;
+      this.lasso.setAttribute('aria-pressed', String(this.lassoing));
+    });
     this.surface = make(
-      'div',
+      'div.surface',
       {
-        class: 'surface',
         tabindex: 0,
         role: 'application',
         'aria-label': 'Map: arrow keys move it, + and - zoom, Enter searches for the image in the middle',
-        onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event),
+        onkeydown: event => this._key(event),
         onblur: () => {
           this.preview.hidden = true;
         },
-        onpointerdown: (/** @type {PointerEvent} */ event) => this._press(event),
-        onpointermove: (/** @type {PointerEvent} */ event) => this._hover(event),
+        onpointerdown: event => this._press(event),
+        onpointermove: event => this._hover(event),
         onpointerleave: () => {
           this.preview.hidden = true;
         },
-        onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event),
+        onwheel: event => this._wheel(event),
       },
-      this.canvas,
-      this.thumbnails,
-      this.names,
-      this.drawing,
-      this.preview,
+      [this.canvas, this.thumbnails, this.names, this.drawing, this.preview],
     );
-    this.tools = make(
-      'div',
-      {class: 'tools', hidden: true},
+    this.tools = make('div.tools', {hidden: true}, [
       this.colorBy,
       this.lasso,
-      button(
-        'view',
-        'Show the whole map',
-        () => {
-          this.moved = false;
-          this.scatter?.fit();
-          this._draw();
-        },
-        {quiet: true},
-      ),
-    );
+      iconButton('view', 'Show the whole map', () => {
+        this.moved = false;
+        this.scatter?.fit();
+        this._draw();
+      }),
+    ]);
     this.append(this.tools, this.note, this.surface, this.legend);
     explorer.addEventListener('rows', () => this._fillKeys());
     const color = later(() => this._color());
@@ -178,9 +160,9 @@ class ItemMap extends HTMLElement {
         start.hidden = false;
       }
     };
-    const start = make('button', {type: 'button', class: 'button', onclick: go}, action);
+    const start = make('button.button', {type: 'button', onclick: go}, action);
     if (job && this.canWrite) go();
-    return make('p', {}, `${text} `, this.canWrite ? start : '', bar.element);
+    return make('p', `${text} `, this.canWrite ? start : '', bar.element);
   }
 
   // ---- drawing
@@ -241,7 +223,7 @@ class ItemMap extends HTMLElement {
   _drawLegend(column) {
     if (column?.numeric) {
       const [low, high] = endsOf(column.numbers),
-        scale = make('span', {class: 'scale'});
+        scale = make('span.scale');
       scale.style.background = `linear-gradient(90deg, ${[0, 0.5, 1].map(share => `rgb(${shade(share)})`)})`;
       return this.legend.replaceChildren(short(low), scale, short(high));
     }
@@ -267,8 +249,7 @@ class ItemMap extends HTMLElement {
           make(
             'button',
             {type: 'button', onclick: () => entry.show(this.out.has(value)), ondblclick: () => entry.only()},
-            make('span', {class: 'swatch'}),
-            text,
+            [make('span.swatch'), text],
           );
         entry.firstChild.style.background = color;
         entry.ariaPressed = String(!this.out.has(value));

@@ -9,7 +9,7 @@ const POLL_MS = 3000;
 export async function showTraining(main) {
   document.title = 'Training · nnclr_hub';
   const frame = make('iframe', {title: 'Report of the run', sandbox: '', hidden: true}),
-    list = make('div', {class: 'jobs'});
+    list = make('div.jobs');
   let left = false,
     drawn = '';
   const report = (/** @type {import('./api.js').Schemas['RunResponse']} */ run) => {
@@ -25,18 +25,15 @@ export async function showTraining(main) {
       runs.length
         ? make(
             'ul',
-            {},
-            ...runs.map((/** @type {import('./api.js').Schemas['RunResponse']} */ run) => runLine(run, report)),
+            runs.map((/** @type {import('./api.js').Schemas['RunResponse']} */ run) => runLine(run, report)),
           )
-        : make(
-            'p',
-            {class: 'empty'},
+        : make('p.empty', [
             'No run to show. Train with ',
-            make('code', {}, 'nnclr pretrain small_cpu --data PHOTOS --out runs/first'),
+            make('code', 'nnclr pretrain small_cpu --data PHOTOS --out runs/first'),
             ', and start this server with ',
-            make('code', {}, '--runs runs'),
+            make('code', '--runs runs'),
             '.',
-          ),
+          ]),
     );
   };
   const poll = async () => {
@@ -44,7 +41,7 @@ export async function showTraining(main) {
     await draw().catch(sayError);
     setTimeout(poll, POLL_MS);
   };
-  main.replaceChildren(make('div', {class: 'page'}, make('header', {}, make('h1', {}, 'Training')), list, frame));
+  main.replaceChildren(make('div.page', make('header', make('h1', 'Training')), list, frame));
   await draw();
   setTimeout(poll, POLL_MS);
   return {
@@ -60,22 +57,18 @@ export async function showTraining(main) {
  * @param {(run: import('./api.js').Schemas['RunResponse']) => void} report
  */
 function runLine(run, report) {
-  return make(
-    'li',
-    {class: run.state},
-    make('strong', {}, run.name),
-    make('span', {}, run.recipe),
-    make('span', {}, run.state),
+  return make('li', {class: run.state}, [
+    make('strong', run.name),
+    make('span', run.recipe),
+    make('span', run.state),
     run.steps ? make('progress', {max: run.steps, value: run.step, 'aria-label': `Progress of ${run.name}`}) : null,
-    make(
-      'span',
-      {},
+    make('span', [
       Object.entries(run.figures)
         .map(([key, value]) => `${key} ${Number(value).toPrecision(3)}`)
         .join('  '),
-    ),
-    run.report ? make('button', {type: 'button', class: 'button', onclick: () => report(run)}, 'Report') : null,
-  );
+    ]),
+    run.report ? make('button.button', {type: 'button', onclick: () => report(run)}, 'Report') : null,
+  ]);
 }
 
 /** @param {HTMLElement} main @param {{keyed: boolean}} session */
@@ -90,37 +83,29 @@ export async function showCalls(main, {keyed}) {
   };
   const block = (/** @type {string} */ title, /** @type {string} */ text) => {
     const shown = make('pre', {tabindex: 0, 'aria-label': title}, text);
-    return make(
-      'div',
-      {class: 'code'},
+    return make('div.code', [
       shown,
-      make('button', {type: 'button', class: 'button', onclick: () => copy(shown)}, `Copy ${title}`),
-    );
+      make('button.button', {type: 'button', onclick: () => copy(shown)}, `Copy ${title}`),
+    ]);
   };
   main.replaceChildren(
-    make(
-      'div',
-      {class: 'page'},
-      make('header', {}, make('h1', {}, 'API')),
-      make(
-        'p',
-        {},
+    make('div.page', [
+      make('header', make('h1', 'API')),
+      make('p', [
         'Everything that this page does is a call of the REST API. ',
         make('a', {href: new URL('docs', ROOT).href}, 'All routes'),
-      ),
+      ]),
       calls.length
-        ? make('h2', {}, 'Your last actions')
-        : make('p', {class: 'empty'}, 'What you do on the other pages appears here as commands to copy.'),
+        ? make('h2', 'Your last actions')
+        : make('p.empty', 'What you do on the other pages appears here as commands to copy.'),
       ...calls.map(call =>
-        make(
-          'article',
-          {class: 'card'},
-          make('h3', {}, `${call.method} ${call.path.split('?')[0]}`),
+        make('article.card', [
+          make('h3', `${call.method} ${call.path.split('?')[0]}`),
           block('curl', curlOf(call, location.origin, keyed)),
           block('Python', pythonOf(call, location.origin, keyed)),
-        ),
+        ]),
       ),
-    ),
+    ]),
   );
   return {go: () => {}, leave: () => {}};
 }

@@ -1,7 +1,7 @@
 // The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is and what it confuses, try
 // it on an own image, and apply it to all images.
 import {ROOT, rest} from './api.js';
-import {count, make, openDialog, say, sayError} from './dom.js';
+import {count, make, openDialog, say, sayError, textButton} from './dom.js';
 import {write} from './edits.js';
 import {jobBar} from './jobs.js';
 import {typed} from './labels.js';
@@ -17,20 +17,14 @@ export function showProbe(explorer, field) {
   const choice = make(
     'select',
     {onchange: () => show()},
-    ...keys.map(key => make('option', {value: key, selected: key === field}, key)),
+    keys.map(key => make('option', {value: key, selected: key === field}, key)),
   );
-  const about = make('p', {}),
-    shown = make('div', {class: 'stack'});
-  const fit = make('button', {type: 'button', class: 'button strong'}, 'Fit');
+  const about = make('p'),
+    shown = make('div.stack');
+  const fit = make('button.button.strong', {type: 'button'}, 'Fit');
   const dialog = openDialog(
     'Probe',
-    make(
-      'div',
-      {class: 'stack probe'},
-      make('div', {class: 'tools'}, make('label', {}, 'Labels', choice), fit),
-      about,
-      shown,
-    ),
+    make('div.stack.probe', make('div.tools', make('label', 'Labels', choice), fit), about, shown),
   );
   const show = () => {
     const key = choice.value;
@@ -95,10 +89,9 @@ class Probe {
       'aria-label': 'Predicting',
     });
     const apply = make(
-      'button',
+      'button.button.strong',
       {
         type: 'button',
-        class: 'button strong',
         onclick: async () => {
           apply.disabled = true;
           if (await this._apply(progress)) this.dialog.close();
@@ -108,10 +101,9 @@ class Probe {
       'Apply to the whole collection',
     );
     const accept = make(
-      'button',
+      'button.button',
       {
         type: 'button',
-        class: 'button',
         onclick: async () => {
           accept.disabled = true;
           if (await this._accept(progress)) this.dialog.close();
@@ -138,70 +130,42 @@ class Probe {
           : probe.several
             ? `average precision ${one.score.toFixed(2)}`
             : ` ${Math.round(one.score * one.held_out)} of ${one.held_out}`;
-      return make(
-        'tr',
-        {},
-        make(
-          'td',
-          {},
-          make(
-            'button',
-            {type: 'button', class: 'plain', onclick: () => this._open({[field]: this._value(one.label)})},
-            String(one.label),
-          ),
-        ),
-        make('td', {}, String(one.rows)),
-        make('td', {}, meter, right),
-        make('td', {}, ...this._confusions(probe, code, progress)),
-      );
+      return make('tr', [
+        make('td', [textButton(String(one.label), () => this._open({[field]: this._value(one.label)}))]),
+        make('td', String(one.rows)),
+        make('td', meter, right),
+        make('td', this._confusions(probe, code, progress)),
+      ]);
     });
-    return make(
-      'div',
-      {class: 'stack'},
+    return make('div.stack', [
       top1 === undefined
         ? ''
-        : make(
-            'p',
-            {class: 'verdict'},
+        : make('p.verdict', [
             `Right on ${(100 * top1).toFixed(0)}% of ${count(probe.held_out, 'held-out image')}; ` +
               `with 95% certainty between ${low}% and ${high}%.`,
-          ),
-      probe.few_shot.length ? make('p', {class: 'note'}, `With fewer labels: ${curve.join(', ')}.`) : '',
-      make(
-        'div',
-        {class: 'tools'},
+          ]),
+      probe.few_shot.length ? make('p.note', `With fewer labels: ${curve.join(', ')}.`) : '',
+      make('div.tools', [
         apply,
         probe.several ? '' : accept,
         file,
-        make('button', {type: 'button', class: 'button', onclick: () => file.click()}, 'Try an image'),
-        make(
-          'a',
-          {class: 'button', href: new URL(`api/v1/probes/${this.name}/export`, ROOT).href, download: ''},
-          'Download',
-        ),
+        make('button.button', {type: 'button', onclick: () => file.click()}, 'Try an image'),
+        make('a.button', {href: new URL(`api/v1/probes/${this.name}/export`, ROOT).href, download: ''}, 'Download'),
         progress,
-      ),
+      ]),
       answer,
-      make(
-        'table',
-        {tabindex: 0},
-        make(
-          'thead',
-          {},
+      make('table', {tabindex: 0}, [
+        make('thead', [
           make(
             'tr',
-            {},
-            ...[
-              'label',
-              'fitted on',
-              'right',
-              probe.confusion ? 'mistaken for' : 'mistaken for (in the collection)',
-            ].map(text => make('th', {scope: 'col'}, text)),
+            ['label', 'fitted on', 'right', probe.confusion ? 'mistaken for' : 'mistaken for (in the collection)'].map(
+              text => make('th', {scope: 'col'}, text),
+            ),
           ),
-        ),
-        make('tbody', {}, ...rows),
-      ),
-    );
+        ]),
+        make('tbody', rows),
+      ]),
+    ]);
   }
 
   /**
@@ -226,14 +190,13 @@ class Probe {
     };
     return most.slice(0, CONFUSIONS).map((/** @type {any} */ {number, other}) =>
       make(
-        'button',
+        'button.plain',
         {
           type: 'button',
-          class: 'plain',
           title: 'Show all images of the collection that are mistaken so',
           onclick: () => open(other),
         },
-        `${probe.classes[other]} (${number})`,
+        [`${probe.classes[other]} (${number})`],
       ),
     );
   }

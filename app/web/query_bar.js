@@ -1,6 +1,6 @@
 // <query-bar>: what is searched for, and every way to begin a search: file, paste, drop, camera.
 import {imageUrl} from './api.js';
-import {CHANCE, button, count, make, nearer, openDialog, say} from './dom.js';
+import {CHANCE, button, count, iconButton, make, nearer, openDialog, say, textButton} from './dom.js';
 import {MAX_MATCHES} from './explorer.js';
 import {textOf} from './filters.js';
 
@@ -22,18 +22,16 @@ class QueryBar extends HTMLElement {
         this.file.value = '';
       },
     });
-    this.examples = make('div', {class: 'examples'});
-    this.chips = make('div', {class: 'chips'});
-    this.verdict = make('p', {class: 'verdict', role: 'status'});
+    this.examples = make('div.examples');
+    this.chips = make('div.chips');
+    this.verdict = make('p.verdict', {role: 'status'});
     this.replaceChildren(
       this.file,
-      make(
-        'div',
-        {class: 'start'},
+      make('div.start', [
         button('upload', 'Search by an image', () => this.file.click()),
-        button('camera', 'Take a photo', () => this._camera(), {quiet: true}),
-      ),
-      make('div', {class: 'answer'}, make('div', {class: 'asked-for'}, this.examples, this.chips), this.verdict),
+        iconButton('camera', 'Take a photo', () => this._camera()),
+      ]),
+      make('div.answer', make('div.asked-for', this.examples, this.chips), this.verdict),
     );
     explorer.addEventListener('query', () => this._drawExamples());
     explorer.addEventListener('view', () => this._drawResult());
@@ -84,19 +82,13 @@ class QueryBar extends HTMLElement {
           : explorer.rows.rowOf.has(example.id)
             ? explorer.rows.title(/** @type {number} */ (explorer.rows.rowOf.get(example.id)))
             : example.id);
-      return make(
-        'span',
-        {class: `example ${sign}`, title: name},
-        make(
-          'button',
-          {type: 'button', class: 'plain', 'aria-label': `Show ${name}`, onclick: () => this.show(example)},
+      return make('span', {class: `example ${sign}`, title: name}, [
+        make('button.plain', {type: 'button', 'aria-label': `Show ${name}`, onclick: () => this.show(example)}, [
           src ? make('img', {src, alt: ''}) : 'your image',
-        ),
-        make('span', {class: 'sign', 'aria-hidden': 'true'}, sign === 'positive' ? '+' : '−'),
-        button('close', sign === 'positive' ? `Search without ${name}` : `Allow images like ${name}`, remove, {
-          quiet: true,
-        }),
-      );
+        ]),
+        make('span.sign', {'aria-hidden': 'true'}, sign === 'positive' ? '+' : '−'),
+        iconButton('close', sign === 'positive' ? `Search without ${name}` : `Allow images like ${name}`, remove),
+      ]);
     };
     this.examples.replaceChildren(
       ...positive.map(one => chip(one, 'positive')),
@@ -111,40 +103,28 @@ class QueryBar extends HTMLElement {
   _drawResult() {
     const {explorer} = this;
     const chips = [...explorer.filters].map(([key, condition]) =>
-      make(
-        'span',
-        {class: 'chip'},
+      make('span.chip', [
         textOf(key, condition),
-        button('close', `Remove the filter on ${key}`, () => explorer.filter(key, null), {quiet: true}),
-      ),
+        iconButton('close', `Remove the filter on ${key}`, () => explorer.filter(key, null)),
+      ]),
     );
     if (explorer.where)
       chips.push(
-        make(
-          'span',
-          {class: 'chip'},
+        make('span.chip', [
           'JSON filter',
-          button('close', 'Remove the JSON filter', () => explorer.filterBy(null), {quiet: true}),
-        ),
+          iconButton('close', 'Remove the JSON filter', () => explorer.filterBy(null)),
+        ]),
       );
     if (explorer.area)
       chips.push(
-        make(
-          'span',
-          {class: 'chip'},
+        make('span.chip', [
           `${explorer.finding?.title ?? 'area of the map'}: ${count(explorer.area.size, 'image')}`,
-          button(
-            'close',
-            `Remove the ${explorer.finding ? 'finding' : 'area of the map'}`,
-            () => explorer.within(null),
-            {quiet: true},
+          iconButton('close', `Remove the ${explorer.finding ? 'finding' : 'area of the map'}`, () =>
+            explorer.within(null),
           ),
-        ),
+        ]),
       );
-    if (chips.length > 1)
-      chips.push(
-        make('button', {type: 'button', class: 'plain', onclick: () => explorer.clearFilters()}, 'Remove all filters'),
-      );
+    if (chips.length > 1) chips.push(textButton('Remove all filters', () => explorer.clearFilters()));
     this.chips.replaceChildren(...chips);
     const matches = explorer.matches;
     if (!explorer.isSearching || !matches) {
@@ -184,7 +164,7 @@ class QueryBar extends HTMLElement {
       const photo = await new Promise(done => canvas.toBlob(done, 'image/jpeg', 0.92));
       this.searchFile(photo, 'photo.jpg', false);
     };
-    const dialog = openDialog('Take a photo', video, button('camera', 'Search by this photo', take, {class: 'strong'}));
+    const dialog = openDialog('Take a photo', video, button('camera.strong', 'Search by this photo', take));
     dialog.addEventListener('close', () => stream.getTracks().forEach(track => track.stop()));
   }
 }

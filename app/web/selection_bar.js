@@ -3,7 +3,7 @@ import {imageUrl} from './api.js';
 import {copyOrMove} from './copying.js';
 import {csvOf} from './csv.js';
 import {deleteRows} from './deletion.js';
-import {button, count, make} from './dom.js';
+import {button, count, make, textButton} from './dom.js';
 import {zipOf} from './zip.js';
 
 class SelectionBar extends HTMLElement {
@@ -29,8 +29,8 @@ class SelectionBar extends HTMLElement {
       button('download', 'Images (zip)', () => this._do(rows => this._zip(rows))),
       labels ? button('forward', 'Copy or move', () => this._do(rows => copyOrMove(explorer, session, rows))) : '',
       labels ? button('remove', 'Delete', () => this._do(rows => deleteRows(explorer, rows))) : '',
-      make('button', {type: 'button', class: 'plain', onclick: () => explorer.select(explorer.view)}, 'Select all'),
-      make('button', {type: 'button', class: 'plain', onclick: () => explorer.select([])}, 'Select none'),
+      textButton('Select all', () => explorer.select(explorer.view)),
+      textButton('Select none', () => explorer.select([])),
     );
     const draw = () => {
       this.hidden = explorer.selected.size === 0;

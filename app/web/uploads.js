@@ -2,7 +2,7 @@
 // They continue while other pages of the app are shown. One that fails, is stopped, or is cut off by a reload can
 // continue.
 import {ApiError, finished, newKey, path, rest} from './api.js';
-import {button, count, make, say} from './dom.js';
+import {button, count, make, say, textButton} from './dom.js';
 import {fieldOf} from './explorer.js';
 import {discard, forget, remember, unfinished, unfinishedOf} from './unfinished.js';
 
@@ -77,17 +77,13 @@ function choice(upload, action, go) {
     seen.delete(upload.collection);
     dispatchEvent(new Event('uploads'));
   };
-  return make(
-    'div',
-    {class: 'stack'},
-    make('p', {}, `${upload.label}: ${arrived(upload)} arrived.`),
-    make(
-      'div',
-      {class: 'tools'},
+  return make('div.stack', [
+    make('p', `${upload.label}: ${arrived(upload)} arrived.`),
+    make('div.tools', [
       button('upload', action, go),
       button('close', upload.key ? 'Delete what arrived' : 'Leave out the rest', end),
-    ),
-  );
+    ]),
+  ]);
 }
 
 /**
@@ -99,11 +95,9 @@ export function cutOff(collection, choose) {
   return unfinishedOf(collection)
     .filter(one => seen.get(collection) !== one.files)
     .map(one =>
-      make(
-        'div',
-        {class: 'upload'},
+      make('div.upload', [
         choice(one, one.key ? 'Choose this file again' : 'Choose these files again', () => choose(one)),
-      ),
+      ]),
     );
 }
 
@@ -119,10 +113,10 @@ class View {
     this.begun = performance.now();
     this.bar = make('progress', {max: 1, value: 0, 'aria-label': label});
     this.text = make('p', {role: 'status'}, 'Starting ...');
-    this.stop = make('button', {type: 'button', class: 'plain', onclick: () => this.abort.abort()}, 'Stop');
-    this.broken = make('ul', {class: 'broken'});
+    this.stop = textButton('Stop', () => this.abort.abort());
+    this.broken = make('ul.broken');
     this.failed = 0;
-    this.element = make('div', {class: 'upload'}, this.bar, this.text, this.stop, this.broken);
+    this.element = make('div.upload', this.bar, this.text, this.stop, this.broken);
   }
 
   /** @param {number} done @param {number} total @param {string} text */
@@ -135,7 +129,7 @@ class View {
   /** @param {string} name @param {string} problem */
   refuse(name, problem) {
     this.failed++;
-    if (this.failed <= NAMED) this.broken.append(make('li', {}, `${name}: ${problem}`));
+    if (this.failed <= NAMED) this.broken.append(make('li', `${name}: ${problem}`));
   }
 
   /** @param {string} text @param {boolean} [error] */

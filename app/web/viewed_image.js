@@ -13,24 +13,20 @@ class ViewedImage extends HTMLElement {
   constructor() {
     super();
     this.image = make('img', {alt: '', draggable: 'false', onload: () => this._fit()});
-    this.overlay = make('img', {alt: '', class: 'attention', draggable: 'false', hidden: true});
-    this.rectangle = make('div', {class: 'rectangle', hidden: true});
-    this.cross = make('div', {class: 'cross', hidden: true});
+    this.overlay = make('img.attention', {alt: '', draggable: 'false', hidden: true});
+    this.rectangle = make('div.rectangle', {hidden: true});
+    this.cross = make('div.cross', {hidden: true});
     this.frame = make(
-      'div',
+      'div.frame',
       {
-        class: 'frame',
-        onkeydown: (/** @type {KeyboardEvent} */ event) => this._key(event),
-        onwheel: (/** @type {WheelEvent} */ event) => this._wheel(event),
-        onpointerdown: (/** @type {PointerEvent} */ event) => this._down(event),
-        onpointermove: (/** @type {PointerEvent} */ event) => this._move(event),
-        onpointerup: (/** @type {PointerEvent} */ event) => this._up(event),
-        onpointercancel: (/** @type {PointerEvent} */ event) => this._up(event),
+        onkeydown: event => this._key(event),
+        onwheel: event => this._wheel(event),
+        onpointerdown: event => this._down(event),
+        onpointermove: event => this._move(event),
+        onpointerup: event => this._up(event),
+        onpointercancel: event => this._up(event),
       },
-      this.image,
-      this.overlay,
-      this.rectangle,
-      this.cross,
+      [this.image, this.overlay, this.rectangle, this.cross],
     );
     this.classList.add('stage');
     this.replaceChildren(this.frame);

@@ -2,7 +2,7 @@
 // part. It is next to the grid, where it follows the focus, or on the whole screen, where arrow keys go to the next
 // image of the view.
 import {imageUrl, path, rest} from './api.js';
-import {button, make, nearer, percent} from './dom.js';
+import {button, iconButton, make, nearer, percent} from './dom.js';
 import {deleteRows} from './deletion.js';
 import {nameOf} from './filters.js';
 import {LabelKeys} from './labels.js';
@@ -44,9 +44,9 @@ class ItemViewer extends HTMLElement {
     this.viewed.addEventListener('swipe', event => this._step(/** @type {CustomEvent} */ (event).detail));
     this.viewed.addEventListener('choice', event => this._chosen(/** @type {CustomEvent} */ (event).detail));
     this.heading = make('h2', {tabindex: -1, autofocus: true}); // not the first button, whose outline would look chosen
-    this.expand = button('view', 'Whole screen', () => this._setFull(!this.isFull), {quiet: true});
+    this.expand = iconButton('view', 'Whole screen', () => this._setFull(!this.isFull));
     this.side = make('aside', {'aria-label': 'About the image'});
-    this.hint = make('p', {class: 'note', role: 'status'});
+    this.hint = make('p.note', {role: 'status'});
     this.head = make('select', {'aria-label': 'Attention head', hidden: true, onchange: () => this._attend({})});
     /** @type {keyof typeof HINTS | null} */
     this.mode = null;
@@ -56,8 +56,8 @@ class ItemViewer extends HTMLElement {
       why: button('link', 'Why was it found?', () => this._setMode('why')),
     };
     this.steps = [
-      button('back', 'Previous image', () => this._step(-1), {quiet: true}),
-      button('forward', 'Next image', () => this._step(1), {quiet: true}),
+      iconButton('back', 'Previous image', () => this._step(-1)),
+      iconButton('forward', 'Next image', () => this._step(1)),
     ];
     const onRow = (/** @type {(row: number) => void} */ act) => () => {
       if (this.row !== null) act(this.row);
@@ -76,40 +76,30 @@ class ItemViewer extends HTMLElement {
           ),
         ]
       : [];
-    this.dialog = make(
-      'dialog',
-      {class: 'viewer', 'aria-label': 'Image', onclose: () => this._closed()},
-      make(
-        'div',
-        {class: 'head'},
+    this.dialog = make('dialog.viewer', {'aria-label': 'Image', onclose: () => this._closed()}, [
+      make('div.head', [
         this.heading,
         this.expand,
-        button('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5), {quiet: true}),
-        button('add', 'Zoom in', () => this.viewed.zoom(1.5), {quiet: true}),
+        iconButton('less', 'Zoom out', () => this.viewed.zoom(1 / 1.5)),
+        iconButton('add', 'Zoom in', () => this.viewed.zoom(1.5)),
         ...this.steps,
-        button('close', 'Close', () => this.close(), {quiet: true}),
-      ),
-      make(
-        'div',
-        {class: 'columns'},
-        make(
-          'div',
-          {class: 'left'},
+        iconButton('close', 'Close', () => this.close()),
+      ]),
+      make('div.columns', [
+        make('div.left', [
           this.viewed,
-          make(
-            'div',
-            {class: 'tools'},
+          make('div.tools', [
             button('similar', 'Find similar images', () => this._findSimilar()),
             ...Object.values(this.modes),
             ...this.changes,
             this.head,
             this.hint,
-          ),
+          ]),
           labels ? new LabelKeys(labels, () => (this.row === null ? [] : [this.row])) : '',
-        ),
+        ]),
         this.side,
-      ),
-    );
+      ]),
+    ]);
     // The panel may open below the pointer: the second click of a double click on a tile is then on the panel.
     this.isNew = false;
     this.dialog.addEventListener(
@@ -195,20 +185,15 @@ class ItemViewer extends HTMLElement {
     for (const one of [...this.steps, ...this.changes]) one.hidden = this.row === null;
     this.viewed.show(src, title);
     this.heading.textContent = title;
-    this.metadata = make('dl', {});
-    this.neighbors = make('ul', {class: 'neighbors'});
+    this.metadata = make('dl');
+    this.neighbors = make('ul.neighbors');
     const note =
-      match &&
-      make(
-        'p',
-        {class: 'note'},
-        [`Score ${match.score.toFixed(3)}`, nearer(match.percentile)].filter(Boolean).join(', '),
-      );
+      match && make('p.note', [`Score ${match.score.toFixed(3)}`, nearer(match.percentile)].filter(Boolean).join(', '));
     this.side.replaceChildren(
       note ?? '',
-      make('h3', {}, 'Nearest images'),
+      make('h3', 'Nearest images'),
       this.neighbors,
-      ...(this.row === null ? [] : [make('h3', {}, 'Metadata'), this.metadata]),
+      ...(this.row === null ? [] : [make('h3', 'Metadata'), this.metadata]),
     );
     this._listNeighbors(query);
     document.addEventListener('keydown', this.onKey); // also if what had the focus was removed
@@ -286,24 +271,21 @@ class ItemViewer extends HTMLElement {
     this.metadata?.replaceChildren(
       ...entries.flatMap(([key, value]) => [
         make('dt', {title: key}, nameOf(key)),
-        make(
-          'dd',
-          {},
+        make('dd', [
           facets.has(key) && typeof value === 'string'
             ? make(
-                'button',
+                'button.plain',
                 {
                   type: 'button',
-                  class: 'plain',
                   title: `Show images with this ${key}`,
                   onclick: () => filterBy(key, value),
                 },
-                explorer.rows.text(value),
+                [explorer.rows.text(value)],
               )
             : typeof value === 'object'
               ? JSON.stringify(value)
               : String(value),
-        ),
+        ]),
       ]),
     );
   }
@@ -320,16 +302,16 @@ class ItemViewer extends HTMLElement {
         const found = explorer.rows.add(match.id, match.metadata),
           title = explorer.rows.title(found);
         const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
-        return make(
-          'li',
-          {},
+        return make('li', [
           make(
             'button',
             {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},
-            make('img', {src: explorer.rows.thumbnail(found), alt: ''}),
-            ...scores.flatMap(text => [' ', make('span', {}, text)]),
+            [
+              make('img', {src: explorer.rows.thumbnail(found), alt: ''}),
+              ...scores.flatMap(text => [' ', make('span', text)]),
+            ],
           ),
-        );
+        ]);
       }),
     );
   }

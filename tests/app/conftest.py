@@ -97,14 +97,13 @@ def opened(chromium, desktop, served) -> Iterator[Callable[..., Any]]:
         return page
 
     yield open_page
-    for page in pages:
-        page.goto("about:blank")  # a page that is left stores nothing more
-    if pages:
-        pages[0].goto(f"{served.url}/app/icon.svg")
-        pages[0].evaluate("localStorage.clear()")
-    desktop.clear_cookies()
     for one in [*pages, *contexts]:
         one.close()
+    page = desktop.new_page()
+    page.goto(f"{served.url}/app/icon.svg")
+    page.evaluate("localStorage.clear()")
+    page.close()
+    desktop.clear_cookies()
     assert problems == []
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -139,37 +138,29 @@ def test_the_neighbors_of_a_run_are_shown_at_each_checkpoint(served, tmp_path, c
     assert kinds.count("gallery") == 4
 
 
-def test_a_probe_is_fitted_once_after_an_error_of_the_first_try(served, monkeypatch):
-    """Also if another process fits it at the same time."""
+def test_the_probe_of_another_process_or_else_votes_are_used(served, monkeypatch):
     from app.gradio_demo import Demo
     from nnclr_hub import Client
-    from nnclr_hub.errors import Overloaded, ProbeExists
+    from nnclr_hub.errors import NNCLRHubError, Overloaded, ProbeExists
 
     with Client(served.url) as client:
-        demo = Demo(client, "photos")
         [things] = [one for one in client.probes.list() if one.name == "things"]
-        errors, calls, found = [Overloaded("busy"), ProbeExists("exists")], [], []
+        found: list[object] = []
 
-        def fit(*_: object, **__: object) -> None:
-            time.sleep(0.1)
-            calls.append(errors[0])
-            if len(errors) == 1:
-                found.append(things)
-            raise errors.pop(0)
+        def demo(error: NNCLRHubError) -> Demo:
+            def fit(*_: object, **__: object) -> None:
+                if isinstance(error, ProbeExists):
+                    found.append(things)
+                raise error
 
-        monkeypatch.setattr(client.probes, "fit", fit)
+            monkeypatch.setattr(client.probes, "fit", fit)
+            return Demo(client, "photos")
+
         monkeypatch.setattr(client.probes, "list", lambda: found)
-        photo = demo.first()
-        assert demo.predict(photo)
-        assert "votes" in demo.method
-        assert demo.probe is None, "a failed fit is not repeated at once"
-        monkeypatch.setattr("app.gradio_demo.RETRY_S", 0.0)
-        demo._next_fit = 0.0
-        with ThreadPoolExecutor(4) as pool:
-            assert list(pool.map(lambda _: demo.probe, range(4))) == ["things"] * 4
-        assert demo.predict(photo)
-        assert "probe" in demo.method
-        assert len(calls) == 2
+        votes, probe = demo(Overloaded("busy")), demo(ProbeExists("exists"))
+        assert (votes.probe, probe.probe) == (None, "things")
+        assert votes.predict(votes.first())
+        assert probe.predict(probe.first())
 
 
 @pytest.mark.browser

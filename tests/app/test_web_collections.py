@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -168,6 +169,7 @@ def test_an_empty_store_offers_a_sample_gallery_and_takes_folders(
     open_store(str(tmp_path / "store")).close()
     for served in serve(model, tmp_path / "store", page=True, source_folders=[str(photos.parent), str(photos)]):
         page = chromium.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(60_000)
         page.goto(served.url)
         page.get_by_role("button", name="Sample gallery").click()
         page.wait_for_url("**/#/explore/sample", timeout=120_000)
@@ -186,9 +188,17 @@ def test_an_empty_store_offers_a_sample_gallery_and_takes_folders(
         page.goto(f"{served.url}/#/collections")
         page.reload()
         page.wait_for_selector(".zone")
+        page.evaluate("""() => {
+            const send = window.fetch;  // a slow server
+            window.fetch = async (url, init) => {
+                if (init?.method === 'POST' && String(url).endsWith('/inspections'))
+                    await new Promise(done => setTimeout(done, 2000));
+                return send(url, init);
+            };
+        }""")
         drop(page, [photos / "coffee"], ".zone h2")
         page.wait_for_url("**/#/explore/coffee", timeout=120_000)
-        page.wait_for_selector("item-map > .tools:not([hidden])", timeout=120_000)
+        page.wait_for_selector("item-map > .tools:not([hidden])")
         assert served.bench.collection("coffee").count() == 20
         page.close()
 
@@ -369,6 +379,7 @@ def test_a_collection_is_looked_after(opened, served, photos):
             page.evaluate("dispatchEvent(new Event('uploads'))")
         page.wait_for_timeout(200)
     assert card.locator(".sample img[src]").count() == 4
+    assert time.strftime(" %Y, ", time.localtime()) in card.locator("time").inner_text()
     assert not [url for url in sent if "/items?" in url], "the images of an unchanged collection are known"
     served.bench.store.unalias("current")
 

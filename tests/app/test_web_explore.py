@@ -663,7 +663,7 @@ def test_the_legend_of_the_map_hides_and_isolates(explore, served):
 
 def test_swagger_sends_a_request_and_shows_its_curl_command(opened, served):
     """/docs without another host, within its policy."""
-    page = opened("/docs")
+    page = opened("/docs", viewport={"width": 700, "height": 400})  # it draws slowly
     page.wait_for_selector(".opblock")
     assert page.locator(".opblock").count() > 50
     operation = page.locator("[id*=healthz]").first
