@@ -10,6 +10,7 @@ import torch
 
 from nnclr_hub.cli.programs import load_program
 from training import report, step
+from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.recipes import find_recipe
 
@@ -25,6 +26,17 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     checkpoint = load_checkpoint(run)
     assert checkpoint is not None
     return checkpoint["learner"]
+
+
+class StopAt(Callback):
+    """Stops a run after a step, with a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, run, result):
+        if run.step == self.step:
+            run.stop()
 
 
 def stop_in_step(number: int, patch: pytest.MonkeyPatch, program: ModuleType = step) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from tiny_runs import recipe, weights
+from tiny_runs import StopAt, recipe, weights
 
 from nnclr_hub.errors import CheckpointError
 from training.callbacks import Callback
@@ -37,15 +37,6 @@ class Rates(Callback):
 
     def on_step(self, run, result):
         self.rates[run.step] = result.lr
-
-
-class StopAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step(self, run, result):
-        if run.step == self.step:
-            run.stop()
 
 
 class Layouts(Callback):

@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from tiny_runs import StopAt
 
 from nnclr_hub.errors import CheckpointError, InvalidRequest
 from training import pretrain as program
@@ -30,15 +31,6 @@ class Idle(Stepper):
     def run(self, step):
         self.first = self.first or super().run(step)
         return replace(self.first, lr=self._schedule.set(step))
-
-
-class StopAt(Callback):
-    def __init__(self, step):
-        self.step = step
-
-    def on_step(self, run, result):
-        if run.step == self.step:
-            run.stop()
 
 
 class Clock(Callback):
