@@ -8,7 +8,9 @@ import commands
 import pytest
 import torch
 
-from training import step
+from nnclr_hub.cli.programs import load_program
+from training import report, step
+from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.recipes import find_recipe
 
@@ -26,6 +28,17 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return checkpoint["learner"]
 
 
+class StopAt(Callback):
+    """Stops a run after a step, with a checkpoint."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step(self, run, result):
+        if run.step == self.step:
+            run.stop()
+
+
 def stop_in_step(number: int, patch: pytest.MonkeyPatch, program: ModuleType = step) -> None:
     """Send a signal in the middle of that step of the next run, counted from 1; program: its module `step`."""
     original, steps = program.measure_step, []
@@ -37,6 +50,12 @@ def stop_in_step(number: int, patch: pytest.MonkeyPatch, program: ModuleType = s
         return original(*arguments)
 
     patch.setattr(program, "measure_step", stopping)
+
+
+def leave_out_curves(patch: pytest.MonkeyPatch) -> None:
+    """Leave the curves out of reports: drawing them takes longer than training so small a network."""
+    for program in (report, load_program("training", "report")):  # a verb imports the program under another name
+        patch.setattr(program, "draw_panels", lambda logs: "")
 
 
 def nnclr(*arguments) -> tuple[int, str, str]:

@@ -102,14 +102,20 @@ def work(rank: int, ports: list[str], data: Path, out: Path) -> None:
     short_run(data, out / "run")
 
 
-def both_ranks(data: Path, out: Path) -> list[int | None]:
-    """Run both processes; return their exit codes. No forks: torch refuses gradients in a fork of what took some."""
+def fork(*arguments) -> None:
+    """Run both ranks, of which one is a fork, because imports take longest."""
+    other = os.fork()
+    work(int(other == 0), *arguments)
+    if other == 0:
+        os._exit(0)
+    assert os.waitpid(other, 0)[1] == 0
+
+
+def both_ranks(data: Path, out: Path) -> int | None:
+    """Run both processes; return the exit code. Spawned: torch refuses gradients in a fork of what took some."""
     ports = [str(free_port()), str(free_port())]
-    spawn = multiprocessing.get_context("spawn")
-    both = [spawn.Process(target=work, args=(rank, ports, data, out)) for rank in range(2)]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join(300)
-        one.kill()
-    return [one.exitcode for one in both]
+    both = multiprocessing.get_context("spawn").Process(target=fork, args=(ports, data, out))
+    both.start()
+    both.join(300)
+    both.kill()
+    return both.exitcode

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -147,8 +148,9 @@ class Origin:
         return {**found, **({"commit": commit} if (commit := commit_of_code()) else {})}
 
 
+@cache
 def commit_of_code() -> str | None:
-    """Return the commit of the checkout that this code runs from; None for an installed package.
+    """Return the commit of the checkout that this code was imported from; None for an installed package.
 
     It ends with "-dirty" if tracked files have uncommitted changes.
     """

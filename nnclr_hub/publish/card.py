@@ -14,8 +14,9 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.encoder.backbones import timm_name
 from nnclr_hub.encoder.preprocessing import Preprocessing
@@ -24,6 +25,9 @@ from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import CARD, HELD_OUT, TEST, VALIDATION, WEIGHTS, ModelConfig, read_config
 from nnclr_hub.hub.registry import ARCHITECTURES, BENCHMARKS, MODELS
 from nnclr_hub.publish.provenance import NO_LICENSE, base_models, describe_training
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATE = Path(__file__).with_suffix(".md")
 NOT_RECORDED = "not recorded"
@@ -95,9 +99,8 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
     same = [entry for entry, made in ARCHITECTURES.items() if timm_name(made) == config.architecture]
     data = about.get("data", NOT_RECORDED)
     images = ", ".join(map(str, data)) if isinstance(data, list | tuple) else str(data)
-    card = ModelCard.from_template(
-        front_matter,
-        template_path=str(TEMPLATE),
+    text = _template().render(
+        card_data=front_matter.to_yaml(),
         name=name,
         config=config,
         about=about,
@@ -118,7 +121,15 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         images=f"{images}; {about['data_terms']}" if "data_terms" in about else images,
         files=files,
     )
-    return sealed(str(card))
+    return sealed(str(ModelCard(text)))
+
+
+@cache
+def _template() -> jinja2.Template:
+    """Return the compiled template, because compiling takes longer than writing the rest of a small model folder."""
+    import jinja2
+
+    return jinja2.Template(TEMPLATE.read_text("utf-8"))
 
 
 def _measured_at(about: Mapping[str, Any]) -> str:

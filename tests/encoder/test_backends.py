@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,20 @@ RESNET, VIT = ("resnet18", {"channels": [8, 16, 24, 32]}, 48), ("test_vit", {}, 
 PAIRS = [(folder, backend) for folder in (RESNET, VIT) for backend in EXACT + NEAR]
 
 
-@pytest.fixture(scope="module", params=[RESNET, VIT])
-def folder(request, make_model):
-    return make_model(*request.param)
+@pytest.fixture(scope="module")
+def folders(make_model):
+    return [make_model(*one) for one in (RESNET, VIT)]
+
+
+@pytest.fixture
+def folder(request, folders):
+    return folders[(RESNET, VIT).index(request.param)]
+
+
+@pytest.fixture(scope="module")
+def load():
+    """Return `load_encoder` that exports and compiles each network once."""
+    return cache(partial(load_encoder, device="cpu"))
 
 
 def need(backend: str) -> None:
@@ -44,9 +56,9 @@ def crops_for(encoder, count: int) -> np.ndarray:
     [pytest.param(*pair, marks=pytest.mark.slow) if pair == (VIT, "onnx") else pair for pair in PAIRS],
     indirect=["folder"],
 )
-def test_a_backend_gives_torchs_vectors_whatever_the_batch(folder, backend):
+def test_a_backend_gives_torchs_vectors_whatever_the_batch(folder, backend, load):
     need(backend)
-    torchs, other = (load_encoder(folder, device="cpu", backend=name) for name in ("torch", backend))
+    torchs, other = (load(folder, backend=name) for name in ("torch", backend))
     assert other.backend.name == backend
     crops = crops_for(torchs, 33)
     wanted = torchs.forward_crops(crops)
@@ -85,10 +97,11 @@ def test_every_entry_point_uses_the_backend(model, image_files, backend, monkeyp
     assert ran == [4, 1, 3, 4]
 
 
+@pytest.mark.parametrize("folder", [RESNET], indirect=True, ids=["resnet"])
 @pytest.mark.parametrize("backend", ["torch", "openvino", "onnx", "torch-bf16"])
-def test_many_threads_get_what_one_gets(model, backend):
+def test_many_threads_get_what_one_gets(folder, backend, load):
     need(backend)
-    encoder = load_encoder(model, device="cpu", backend=backend)
+    encoder = load(folder, backend=backend)
     batches = [probe_images(48, 8)[i:] for i in range(8)]
     wanted = [encoder.forward_crops(batch) for batch in batches]
     with ThreadPoolExecutor(8) as pool:

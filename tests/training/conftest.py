@@ -4,19 +4,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tiny_runs import recipe
+from tiny_runs import leave_out_curves, recipe
 
-from nnclr_hub.cli.programs import load_program
 from training import report
 from training.pretrain import pretrain
 
 DRAW_PANELS = report.draw_panels
-
-
-def leave_out_curves(patch: pytest.MonkeyPatch) -> None:
-    """Leave the curves out of reports: drawing them takes longer than training so small a network."""
-    for program in (report, load_program("training", "report")):  # a verb imports the program under another name
-        patch.setattr(program, "draw_panels", lambda logs: "")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,7 +16,7 @@ from training.recipes import find_recipe
 QUIET = Console(quiet=True)
 FAST = [
     *("projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32", "batch_size=16"),
-    *("epochs=2", "checkpoint_every=2", "log_every=1", "precision=fp32", "queue_size=40"),
+    *("epochs=1", "checkpoint_every=1", "log_every=1", "precision=fp32", "queue_size=40"),
 ]
 
 

@@ -28,6 +28,7 @@ def checkout(tmp_path, monkeypatch):
 
 
 def recorded() -> str | None:
+    run.commit_of_code.cache_clear()  # as in another process
     return run.commit_of_code()
 
 

@@ -46,7 +46,7 @@ KINDS = {
     "swav": ["method=swav", "prototypes=5"],
     "lejepa": ["method=lejepa"],
     "starter": [
-        *("method=momentum_nnclr", "encoder=momentum", "local_crops=3", "local_size=16", "early_size=24"),
+        *("method=momentum_nnclr", "encoder=momentum", "local_crops=1", "local_size=16", "early_size=24"),
         *("early_share=0.5", "nesterov=true"),
     ],
     "vit": [*VIT, "optimizer=adamw", "clip=1", "method=momentum_nnclr", "local_crops=1", "local_size=16"],

@@ -1,9 +1,13 @@
-"""`auto` with a time limit: its epochs follow the speed, on a clock on which every step takes a known time."""
+"""`auto` with a time limit: its epochs follow the speed, on a clock on which every step takes a known time.
+
+Most runs train in their first step alone, because the clock does not depend on the steps.
+"""
 
 import json
+from dataclasses import replace
 
 import pytest
-from tiny_runs import stop_in_step
+from tiny_runs import StopAt
 
 from nnclr_hub.errors import CheckpointError, InvalidRequest
 from training import pretrain as program
@@ -11,11 +15,22 @@ from training.callbacks import Callback
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import auto, find_recipe
+from training.step import Stepper
 from training.time_limit import TimedEpochs, epochs_follow_time
 
 SMALL = ("image_size=16", "pack_size=24", "eval_size=16", "batch_size=8", "log_every=2", "checkpoint_every=100")
 NARROW = ("channels=8,8,8,8", "projection_hidden=16", "projection_dim=8")
 LIMIT = 100.0  # seconds on the clock of the tests
+
+
+class Idle(Stepper):
+    """Repeats the result of its first step."""
+
+    first = None
+
+    def run(self, step):
+        self.first = self.first or super().run(step)
+        return replace(self.first, lr=self._schedule.set(step))
 
 
 class Clock(Callback):
@@ -35,7 +50,8 @@ class Clock(Callback):
 def timed(data, tmp_path, monkeypatch):
     """Return a function that runs `auto` with a time limit on a Clock, and returns folder, result and run.json."""
 
-    def run(clock, *settings, also=(), **more):
+    def run(clock, *settings, also=(), stepper=Idle, **more):
+        monkeypatch.setattr(program, "Stepper", stepper)
         timing = lambda until, *rest: TimedEpochs(LIMIT, *rest, clock=lambda: clock.now)  # noqa: E731
         monkeypatch.setattr(program, "TimedEpochs", timing)
         out, more = tmp_path / "run", {"minutes": 60, "device": "cpu", **more}
@@ -52,7 +68,7 @@ def rates(out):
 
 def test_a_slow_run_has_a_complete_schedule_in_its_time(timed):
     clock = Clock()
-    out, outcome, about = timed(clock)
+    out, outcome, about = timed(clock, stepper=Stepper)
     assert outcome.finished
     assert 0.9 * LIMIT < clock.now <= LIMIT
     assert about["steps"] == outcome.step == read_log(out)[-1]["step"]
@@ -118,9 +134,7 @@ def test_an_initial_encoder_is_evaluated_before_the_speed_is_measured(timed, mod
 
 @pytest.mark.parametrize("settings", [[], ["warmup_epochs=90"]])
 def test_a_run_with_fewer_epochs_is_resumed_like_any_other(timed, settings):
-    with pytest.MonkeyPatch.context() as patch:
-        stop_in_step(30, patch)
-        out, outcome, about = timed(Clock(), *settings)
+    out, outcome, about = timed(Clock(), *settings, also=[StopAt(30)])
     assert (outcome.finished, outcome.step) == (False, 30)
     assert about["steps"] < 200
     _, again, _ = timed(Clock(), *settings, resume=True, minutes=None)
@@ -134,9 +148,7 @@ def test_a_run_with_fewer_epochs_is_resumed_like_any_other(timed, settings):
 
 
 def test_the_time_of_a_resumed_run_only_stops_it(timed):
-    with pytest.MonkeyPatch.context() as patch:
-        stop_in_step(4, patch)
-        _, _, before = timed(Clock())
+    _, _, before = timed(Clock(), also=[StopAt(4)])
     _, outcome, about = timed(Clock(lambda step: 100.0), resume=True)
     assert (outcome.finished, about["steps"]) == (True, before["steps"])
 
@@ -178,9 +190,7 @@ def test_fitted_epochs_end_in_time_with_views_of_two_sizes(timed):
 
 
 def test_a_resumed_run_with_fitted_epochs_follows_its_new_time(timed):
-    with pytest.MonkeyPatch.context() as patch:
-        stop_in_step(30, patch)
-        timed(Clock(), "epochs=fit")
+    timed(Clock(), "epochs=fit", also=[StopAt(30)])
     clock = Clock(lambda step: 0.5)
     _, outcome, _ = timed(clock, "epochs=fit", resume=True)
     assert outcome.finished

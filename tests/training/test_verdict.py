@@ -242,10 +242,13 @@ def test_missing_files_of_a_table_are_named_and_left_out(flat, tmp_path, caplog)
 def test_the_rows_of_a_table_are_scored_by_labels(flat, tmp_path):
     folder, table = flat
     base = recipe("epochs=1", "checkpoint_every=1")
-    own = ["warmer: temperature=0.2"]
+    own = ["tau .2: temperature=0.2 k=2"]
     rows = ablate.ablate("own", base, [folder], tmp_path / "tables", rows=own, labels=table, console=QUIET)
     assert rows is not None
+    assert [one.row.label for one in rows] == ["tau .2"]
     assert "knn20/known" in rows[0].scores
+    about = json.loads((tmp_path / "tables" / "own" / "tau-2" / "seed-0" / "run.json").read_text())
+    assert (about["temperature"], about["k"]) == (0.2, 2)
 
 
 # ------------------------------------------------------------------------------ colors
