@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_images
-from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, new_table, out, parse_numbers, print_json
+from nnclr_hub.cli.verbs import (
+    Json,
+    Model,
+    check_folder,
+    err,
+    loaded_encoder,
+    new_table,
+    out,
+    parse_numbers,
+    print_json,
+)
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -47,12 +57,12 @@ def attention(
         int | None, typer.Option(help="Limit of the long side of the network's input, in pixels. Default: 1024.")
     ] = None,
     center_prior: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             help="Of the whole image: show the map times a Gaussian in the center, without --max-side at a short side "
-            "of 256 pixels; or the plain map."
+            "of 256 pixels, which is the default; or the plain map."
         ),
-    ] = True,
+    ] = None,
     opacity: Opacity = 0.6,
     to: Annotated[
         Path, typer.Option("--out", help="Folder for a .png and a .npy per map; or a .png file for a single map.")
@@ -69,16 +79,22 @@ def attention(
     from nnclr_hub.encoder.attention import AttentionSettings, check_opacity
     from nnclr_hub.encoder.attention.figure import query_figure
     from nnclr_hub.encoder.attention.query import require_inside
+    from nnclr_hub.progress import lines
 
     check_opacity(opacity)
     query = _query(point, box)
-    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior)
+    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior is not False)
+    others = {"point": point, "box": box, "target": target or None, "head": head, "threshold": threshold}
+    if center_prior and (given := [name for name, value in others.items() if value is not None]):
+        raise InvalidRequest(f"--center-prior shows the map of the whole image; leave it out, or --{given[0]}.")
     paths = _output_paths(image, target, to)
     source = reading.within(model)
     decoded, *_ = [_read(one, source) for one in (image, *target)]
     if query is not None:
         require_inside(query, decoded.size)
-    maps = loaded_encoder(source).attention_maps(settings, image, target)
+    encoder = loaded_encoder(source)
+    with lines(err, "computing the maps"):
+        maps = encoder.attention_maps(settings, image, target)
     shown = list(zip(target or [image], paths, maps, strict=True))
     to_folder = to.suffix != ".png"
     for _, path, one in shown:
@@ -182,6 +198,8 @@ def _output_paths(image: Path, targets: list[Path], to: Path) -> list[Path]:
     else:
         paths = [to / f"{number}-{path.stem}-attention.png" for number, path in enumerate(shown, 1)]
     extra = [] if to.suffix == ".png" else [*(path.with_suffix(".npy") for path in paths), to / FIGURE]
+    if extra:
+        check_folder(to, "*-attention.png", "*-attention.npy", inputs=[image, *targets])
     _refuse_to_overwrite([*paths, *extra], [image, *targets])
     return paths
 

@@ -29,6 +29,7 @@ from nnclr_hub.cli.verbs import (
     list_broken,
     new_table,
     none_read,
+    note_unknown_keys,
     out,
     parse_numbers,
     parse_where,
@@ -226,6 +227,7 @@ def search(
     queries = [SearchQuery(examples, away, **options) for _, examples in searches]
     with place.bench(model, backend, read_only=True) as bench:
         there = bench.store.get(collection)
+        note_unknown_keys(there, options["where"], options["group_by"])
         how = ImageReading.of_source(there.spec.model)
         # torch is imported only to embed images that can be read
         checks = [attempt(partial(_check_images, query, how)) for query in queries]

@@ -18,6 +18,7 @@ from nnclr_hub.cli.verbs import (
     err,
     list_broken,
     new_table,
+    note_unknown_keys,
     out,
     parse_numbers,
     parse_where,
@@ -25,7 +26,7 @@ from nnclr_hub.cli.verbs import (
     print_json,
     show,
 )
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, StoreCorrupt
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound, StoreCorrupt
 from nnclr_hub.table_rows import LabelTable, read_rows
 
 if TYPE_CHECKING:
@@ -662,7 +663,7 @@ def set_metadata(
     if columns and (table is None or ids is not None or where is not None or replace):
         raise InvalidRequest("--column needs --from, and neither --id, --where nor --replace.")
     if columns and table is not None:
-        rows = read_rows(LabelTable(table, path_column=path_column), columns)
+        rows = read_rows(LabelTable(table, path_column=path_column), columns, empty=True)
         with place.opened() as there:
             collection = there.get(name)
             found = table_values(collection, rows)
@@ -679,8 +680,9 @@ def set_metadata(
         with place.opened() as there:
             collection = there.get(name)
             chosen = _chosen(collection, ids, where, table, path_column)
+            note_unknown_keys(collection, chosen.get("where"))
             updated = collection.update_metadata(patch, **chosen, replace=replace, keep=HASHES)
-        counts, rest = {}, _unknown(ids, updated)
+        counts, rest = {}, _unknown(name, ids, updated)
     value = {"collection": name, "updated": updated, **counts}
     show(as_json, value, f"{name}: metadata of {updated} items set{rest}")
 
@@ -707,12 +709,13 @@ def delete(
     with place.opened() as there:
         collection = there.get(name)
         chosen = _chosen(collection, ids, where, table, path_column)
+        note_unknown_keys(collection, chosen.get("where"))
         if "where" in chosen and not yes and not as_json:
             number = collection.count(chosen["where"])
             confirm(f"Delete {number} items of {name}?")
         deleted = collection.delete(**chosen)
     value = {"collection": name, "deleted": deleted}
-    show(as_json, value, f"{name}: {deleted} items deleted{_unknown(ids, deleted)}")
+    show(as_json, value, f"{name}: {deleted} items deleted{_unknown(name, ids, deleted)}")
 
 
 def _chosen(
@@ -726,11 +729,14 @@ def _chosen(
         return {"ids": ids}
     from nnclr_hub.workbench.metadata import match_items
 
-    return {"ids": list(match_items(collection, read_rows(LabelTable(table, path_column=path_column), [])).cells)}
+    rows = read_rows(LabelTable(table, path_column=path_column), [], empty=True)
+    return {"ids": list(match_items(collection, rows).cells)}
 
 
-def _unknown(ids: list[str] | None, found: int) -> str:
-    """Return how many of the ids no item has, to append to a report."""
+def _unknown(name: str, ids: list[str] | None, found: int) -> str:
+    """Return how many of the ids no item has, to append to a report; raise ItemNotFound if none exists."""
+    if ids and not found:
+        raise ItemNotFound(f"No item of {name} has the id {_some(ids)}.")
     unknown = len(set(ids or ())) - found
     return f"; {unknown} ids do not exist" if ids and unknown else ""
 
@@ -751,7 +757,9 @@ def facets(
     Example: nnclr store facets photos label camera.model
     """
     with place.opened(read_only=True) as there:
-        found = there.get(name).facets(keys, parse_where(where), limit)
+        collection, chosen = there.get(name), parse_where(where)
+        found = collection.facets(keys, chosen, limit)
+        note_unknown_keys(collection, chosen, *keys)
     if as_json:
         values = {key: [{"value": value, "count": n} for value, n in one.values] for key, one in found.items()}
         print_json([{**asdict(one), "values": values[key]} for key, one in found.items()])
@@ -882,7 +890,7 @@ def restore(
 def verify_backup(source: Backups, as_json: Json = False) -> None:
     """Read every file of the backups back, without restoring them. The exit code is 1 if anything is wrong.
 
-    Delete a file that is reported as damaged: the next backup writes its content again.
+    At an address, delete a file that is reported as damaged; the next backup to a folder replaces it by itself.
 
     Example: nnclr store verify-backup /mnt/backups/nnclr
     """
