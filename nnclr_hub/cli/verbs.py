@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -200,6 +200,22 @@ def new_app() -> typer.Typer:
     ) -> None: ...
 
     return app
+
+
+def bar(title: str, unit: str = "images") -> AbstractContextManager[Callable[[int, int], None]]:
+    """Show the progress of work; see `progress.bar`."""
+    from nnclr_hub import progress  # which takes a while to import
+
+    return progress.bar(err, title, unit=unit)
+
+
+@contextmanager
+def megabytes(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of work that counts bytes."""
+    from nnclr_hub.progress import in_megabytes
+
+    with bar(title, "MB") as advance:
+        yield in_megabytes(advance)
 
 
 def loading() -> AbstractContextManager[None]:
