@@ -6,7 +6,6 @@ with bar(console, "decoding") as advance:
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -21,10 +20,9 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from nnclr_hub.terminal import visible
+from nnclr_hub.terminal import lines, visible
 
 Advance = Callable[[int, int], None]  # (done, total)
-EVERY = 5.0  # seconds between two lines about work that shows no bar
 
 
 def in_megabytes(advance: Advance) -> Advance:
@@ -60,30 +58,12 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
         state = f" {done * each} of {total * each} {rate}".rstrip()
         progress.update(task, completed=done, total=total, rate=rate)
 
-    with nullcontext() if console.is_terminal else lines(console, title, lambda: state):
+    with nullcontext() if console.is_terminal else lines(console, lambda: f"{visible(title)}{state or ' ...'}"):
         try:
             yield advance
         finally:
             if task is not None:  # stopping a bar that never started would print an empty line
                 progress.stop()
-
-
-@contextmanager
-def lines(console: Console, title: str, state: Callable[[], str] = str) -> Iterator[None]:
-    """Print a line every few seconds in the block, from another thread; nothing about work that is done sooner."""
-    ended, began = threading.Event(), time.monotonic()
-
-    def report() -> None:
-        while not ended.wait(EVERY):
-            console.print(f"{visible(title)}{state() or ' ...'} ({time.monotonic() - began:.0f} s)", markup=False)
-
-    thread = threading.Thread(target=report, name="progress", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 @contextmanager

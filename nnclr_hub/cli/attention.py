@@ -11,6 +11,7 @@ from nnclr_hub.cli.options import ReadingOptions, reads_images
 from nnclr_hub.cli.verbs import (
     Json,
     Model,
+    bar,
     check_folder,
     err,
     loaded_encoder,
@@ -79,7 +80,6 @@ def attention(
     from nnclr_hub.encoder.attention import AttentionSettings, check_opacity
     from nnclr_hub.encoder.attention.figure import query_figure
     from nnclr_hub.encoder.attention.query import require_inside
-    from nnclr_hub.progress import lines
 
     check_opacity(opacity)
     query = _query(point, box)
@@ -92,9 +92,7 @@ def attention(
     decoded, *_ = [_read(one, source) for one in (image, *target)]
     if query is not None:
         require_inside(query, decoded.size)
-    encoder = loaded_encoder(source)
-    with lines(err, "computing the maps"):
-        maps = encoder.attention_maps(settings, image, target)
+    maps = loaded_encoder(source).attention_maps(settings, image, target)
     shown = list(zip(target or [image], paths, maps, strict=True))
     to_folder = to.suffix != ".png"
     for _, path, one in shown:
@@ -123,7 +121,6 @@ def attention_grid(
     Example: nnclr attention-grid cat.jpg dog.jpg --source random:resnet18 --source runs/mine/encoder --out grid.png
     """
     from nnclr_hub.encoder.attention import check_opacity
-    from nnclr_hub.progress import bar
 
     check_opacity(opacity)
     _require_png(to)
@@ -133,7 +130,7 @@ def attention_grid(
     from nnclr_hub.encoder.comparison import COMPARED, compare, comparison_figure
 
     sources = dict(_named(one) for one in source) if source else COMPARED
-    with bar(err, "attention maps") as advance:
+    with bar("attention maps") as advance:
         columns = compare(images, sources, max_side=max_side, progress=advance)
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_bytes(comparison_figure(columns, opacity))

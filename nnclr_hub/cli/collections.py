@@ -23,6 +23,7 @@ from nnclr_hub.cli.verbs import (
     Backend,
     Json,
     Model,
+    bar,
     check_file,
     err,
     fail,
@@ -120,7 +121,6 @@ def index(
 
     Example: nnclr index photos --collection photos --labels labels.csv
     """
-    from nnclr_hub.progress import bar
     from nnclr_hub.workbench.requests import FolderRequest
 
     with place.bench(backend=backend, create=True) as bench:
@@ -131,7 +131,7 @@ def index(
             if existing is None or model is not None:
                 model = reading.within(model or bench.default_model)
         request = FolderRequest(photos, model, vectors, prune, thumbnails, tiling, labels, source, workers, shrink)
-        with bar(err, "indexing") as advance:
+        with bar("indexing") as advance:
             report = bench.index_folder(collection, request, progress=advance)
         total = 0 if _source_of(bench, collection) is None else bench.collection(collection).count()
     if not as_json:

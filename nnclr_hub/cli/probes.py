@@ -15,11 +15,11 @@ from nnclr_hub.cli.options import Place, ReadingOptions, on_store, reads_images,
 from nnclr_hub.cli.verbs import (
     Json,
     Model,
+    bar,
     check_file,
     check_folder,
     err,
     list_broken,
-    loading,
     new_table,
     out,
     print_json,
@@ -74,11 +74,10 @@ def fit(
 
     check_folder(to, "probe.safetensors", inputs=[Path(data)])
     read_labeled(data, labels)  # a wrong folder is reported before torch is imported
-    with loading():
-        from nnclr_hub.workbench import Encoders
-        from nnclr_hub.workbench.probes import FitOptions, fit_on_folder
+    from nnclr_hub.workbench import Encoders
+    from nnclr_hub.workbench.probes import FitOptions, fit_on_folder
 
-        encoder: Any = Encoders(reading.within(model), device=device).get()
+    encoder: Any = Encoders(reading.within(model), device=device).get()
     with bars(err) as new_bar:
         options = FitOptions(l2, balanced, threshold, reject_far, device)
         progress = {"progress": new_bar("embedding", "images"), "fitting": new_bar("fitting", "steps")}
@@ -113,11 +112,10 @@ def evaluate(
     Example: nnclr probe eval others --probe probe
     """
     from nnclr_hub.images.labels import first_names
-    from nnclr_hub.progress import bar
     from nnclr_hub.workbench.probes import evaluate_probe, images_of_fit
 
     loaded, encoder = _load(probe, model, reading)
-    with bar(err, "embedding") as advance:
+    with bar("embedding") as advance:
         seen = images_of_fit(probe)
         result = evaluate_probe(loaded, encoder, data, labels=labels, fitted_on=seen, progress=advance)
     if result.fitted_on:
@@ -161,7 +159,6 @@ def predict(
     Example: nnclr probe predict --collection photos --probe probe --out predicted.csv
     """
     from nnclr_hub.images.listing import find_images
-    from nnclr_hub.progress import bar
     from nnclr_hub.workbench.probes import predict_collection, predict_files
 
     if bool(images) == (collection is not None):
@@ -175,12 +172,12 @@ def predict(
         from nnclr_hub.probe.linear_probe import LinearProbe
 
         loaded = LinearProbe.load(probe)
-        with place.opened(read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
+        with place.opened(read_only=True) as opened, bar("predicting", "items") as advance:
             names, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
     else:
         paths = [one.plain for one in find_images(images or ())]
         loaded, encoder = _load(probe, model, reading)
-        with bar(err, "embedding") as advance:
+        with bar("embedding") as advance:
             names, prediction, broken = predict_files(loaded, encoder, paths, progress=advance)
         list_broken(broken)
     first = "labels" if loaded.several else "label"
@@ -205,10 +202,8 @@ def _load(folder: Path, model: str | None, reading: ReadingOptions) -> tuple[Any
     """Return the probe and its encoder, unless another encoder is named."""
     from nnclr_hub.hub.sources import recorded_source
     from nnclr_hub.probe.linear_probe import LinearProbe
+    from nnclr_hub.workbench import Encoders
 
     probe = LinearProbe.load(folder)
     source = model or recorded_source(probe.model, "this probe") or None
-    with loading():
-        from nnclr_hub.workbench import Encoders
-
-        return probe, Encoders(reading.within(source)).get()
+    return probe, Encoders(reading.within(source)).get()

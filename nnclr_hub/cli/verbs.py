@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,7 +31,7 @@ from nnclr_hub.errors import (
     UnknownModel,
     missing_package,
 )
-from nnclr_hub.terminal import PlainConsole, show_warnings_safely
+from nnclr_hub.terminal import PlainConsole, lines, show_warnings_safely
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
@@ -90,6 +90,7 @@ CONTINUE = {
 }
 
 
+LOGGED = ("serve", "demo", "pretrain", "ablate", "eval")  # verbs that print what they do
 MISMATCH = "The installed torch and torchvision are not made for each other."
 
 
@@ -97,9 +98,15 @@ class ErrorMessages(TyperGroup):
     """Prints the message of a library error instead of its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        def state() -> str:
+            name = ctx.invoked_subcommand
+            return "" if name is None or name in LOGGED else f"nnclr {name} is running ..."
+
         show_warnings_safely()
         try:
-            return super().invoke(ctx)
+            # in a pipe, so that nobody takes a verb that loads a large library for one that hangs
+            with nullcontext() if err.is_terminal else lines(err, state):
+                return super().invoke(ctx)
         except NNCLRHubError as error:
             fail(error)
         except KeyboardInterrupt:
@@ -218,22 +225,14 @@ def megabytes(title: str) -> Iterator[Callable[[int, int], None]]:
         yield in_megabytes(advance)
 
 
-def loading() -> AbstractContextManager[None]:
-    """Print a line every few seconds while an encoder and its libraries load in the block."""
-    from nnclr_hub.progress import lines
-
-    return lines(err, "loading the encoder")
-
-
 def loaded_encoder(model: str | None, backend: str | None = None) -> Encoder:
     """Return the encoder of a source, after all checks that need no torch; see `check_model` and `load_encoder`."""
     from nnclr_hub.workbench.models import check_model
 
     source = check_model(model, backend)
-    with loading():
-        from nnclr_hub.encoder.loader import load_encoder
+    from nnclr_hub.encoder.loader import load_encoder
 
-        return load_encoder(source, backend=backend)
+    return load_encoder(source, backend=backend)
 
 
 def parse_numbers(option: str, text: str, form: str) -> list[float]:
