@@ -554,7 +554,7 @@ def label_items(
     except ValidationError as error:
         text = f"columns must be a JSON list of at most {MAX_COLUMNS} texts, got {columns!r:.80}."
         raise InvalidRequest(text) from error
-    rows = read_rows(LabelTable(Path(file_name), None, path_column, label_column, content), names, empty=True)
+    rows = read_rows(LabelTable(Path(file_name), None, path_column, label_column, content), names)
     if len(rows.rows) > MAX_WRITTEN:
         raise RequestTooLarge(
             f"{file_name} has {len(rows.rows):,} rows, and one request takes at most {MAX_WRITTEN:,}; split it."
