@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import (
@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from nnclr_hub.terminal import visible
+from nnclr_hub.terminal import lines, visible
 
 Advance = Callable[[int, int], None]  # (done, total)
 
@@ -32,7 +32,7 @@ def in_megabytes(advance: Advance) -> Advance:
 
 @contextmanager
 def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) -> Iterator[Advance]:
-    """Show a bar from the first step on; without a terminal, only its last state.
+    """Show a bar from the first step on; without a terminal, a line every few seconds and the last state.
 
     Args:
         each: units per step of `done`.
@@ -46,22 +46,24 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
         TimeRemainingColumn(),
     )
     progress = Progress(*columns, console=console)
-    task, began = None, (0.0, 0)
+    task, began, state = None, (0.0, 0), ""
 
     def advance(done: int, total: int) -> None:
-        nonlocal task, began
+        nonlocal task, began, state
         if task is None:
             progress.start()
             task, began = progress.add_task(visible(title), total=total, rate=""), (time.perf_counter(), done)
         seconds, since = time.perf_counter() - began[0], done - began[1]
         rate = f"{since * each / seconds:.0f} {unit}/s" if since and seconds else ""
+        state = f" {done * each} of {total * each} {rate}".rstrip()
         progress.update(task, completed=done, total=total, rate=rate)
 
-    try:
-        yield advance
-    finally:
-        if task is not None:  # stopping a bar that never started would print an empty line
-            progress.stop()
+    with nullcontext() if console.is_terminal else lines(console, lambda: f"{visible(title)}{state or ' ...'}"):
+        try:
+            yield advance
+        finally:
+            if task is not None:  # stopping a bar that never started would print an empty line
+                progress.stop()
 
 
 @contextmanager

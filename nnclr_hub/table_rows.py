@@ -110,7 +110,7 @@ class TableRows:
     """The rows of a table.
 
     table: where they are from.
-    rows: at least one.
+    rows: at least one, unless `read_rows` was to allow none.
     several: keys of cells with several values; rows of the same image are then joined.
     others: columns of the table that were not read.
     """
@@ -225,11 +225,12 @@ class TableRows:
         return Row(first.line, first.id, first.path, cells)
 
 
-def read_rows(table: LabelTable, columns: Sequence[str] | None = None) -> TableRows:
+def read_rows(table: LabelTable, columns: Sequence[str] | None = None, *, empty: bool = False) -> TableRows:
     """Read the rows of a table; the images that they name are not looked up.
 
     Args:
         columns: COLUMN or KEY=COLUMN, the cells to read; None: labels, under the key `label`, and `uncertain` ones.
+        empty: allow a table without rows, which changes nothing, such as that of a finding without entries.
 
     Raises:
         NoImages: the table does not exist or has no rows.
@@ -255,7 +256,7 @@ def read_rows(table: LabelTable, columns: Sequence[str] | None = None) -> TableR
             raise InvalidRequest(f"Line {line} of {table} has an empty path; write one, or remove the line.")
         values = {key: _split(cells[column], key in several) for key, column in keys.items()}
         rows.setdefault((id, name_key(path)), []).append(Row(line, id, path, values))
-    if not rows:
+    if not rows and not empty:
         raise NoImages(f"{table} has a header but no rows, so it names no images; give a table with rows.")
     made = TableRows(table, (), frozenset(several))
     joined = tuple(map(made._joined, rows.values()))

@@ -8,6 +8,10 @@ from __future__ import annotations
 import logging
 import re
 import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -61,3 +65,35 @@ def print_data(text: str) -> None:
         return
     output.write(text.encode("utf-8", "surrogateescape"))
     output.flush()
+
+
+# ---- lines instead of bars, in a pipe
+
+EVERY = 5.0  # seconds between two lines
+_open: list[threading.Event] = []  # of the blocks of `lines`, the innermost last
+
+
+@contextmanager
+def lines(console: Console, state: Callable[[], str]) -> Iterator[None]:
+    """Print a line every few seconds in the block, from another thread; of blocks in one another, the innermost does.
+
+    Args:
+        state: returns the line, or "" for none.
+    """
+    ended, began = threading.Event(), time.monotonic()
+
+    def report() -> None:
+        while not ended.wait(EVERY):
+            if _open[-1:] == [ended] and (text := state()):
+                with suppress(OSError):  # nobody reads the pipe any more
+                    console.print(f"{text} ({time.monotonic() - began:.0f} s)", markup=False, soft_wrap=True)
+
+    _open.append(ended)
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        _open.remove(ended)
+        ended.set()
+        thread.join()

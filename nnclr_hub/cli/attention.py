@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_images
-from nnclr_hub.cli.verbs import Json, Model, err, loaded_encoder, new_table, out, parse_numbers, print_json
+from nnclr_hub.cli.verbs import (
+    Json,
+    Model,
+    bar,
+    check_folder,
+    err,
+    loaded_encoder,
+    new_table,
+    out,
+    parse_numbers,
+    print_json,
+)
 from nnclr_hub.errors import ImageError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -47,12 +58,12 @@ def attention(
         int | None, typer.Option(help="Limit of the long side of the network's input, in pixels. Default: 1024.")
     ] = None,
     center_prior: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             help="Of the whole image: show the map times a Gaussian in the center, without --max-side at a short side "
-            "of 256 pixels; or the plain map."
+            "of 256 pixels, which is the default; or the plain map."
         ),
-    ] = True,
+    ] = None,
     opacity: Opacity = 0.6,
     to: Annotated[
         Path, typer.Option("--out", help="Folder for a .png and a .npy per map; or a .png file for a single map.")
@@ -72,7 +83,10 @@ def attention(
 
     check_opacity(opacity)
     query = _query(point, box)
-    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior)
+    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior is not False)
+    others = {"point": point, "box": box, "target": target or None, "head": head, "threshold": threshold}
+    if center_prior and (given := [name for name, value in others.items() if value is not None]):
+        raise InvalidRequest(f"--center-prior shows the map of the whole image; leave it out, or --{given[0]}.")
     paths = _output_paths(image, target, to)
     source = reading.within(model)
     decoded, *_ = [_read(one, source) for one in (image, *target)]
@@ -107,7 +121,6 @@ def attention_grid(
     Example: nnclr attention-grid cat.jpg dog.jpg --source random:resnet18 --source runs/mine/encoder --out grid.png
     """
     from nnclr_hub.encoder.attention import check_opacity
-    from nnclr_hub.progress import bar
 
     check_opacity(opacity)
     _require_png(to)
@@ -117,7 +130,7 @@ def attention_grid(
     from nnclr_hub.encoder.comparison import COMPARED, compare, comparison_figure
 
     sources = dict(_named(one) for one in source) if source else COMPARED
-    with bar(err, "attention maps") as advance:
+    with bar("attention maps") as advance:
         columns = compare(images, sources, max_side=max_side, progress=advance)
     to.parent.mkdir(parents=True, exist_ok=True)
     to.write_bytes(comparison_figure(columns, opacity))
@@ -182,6 +195,8 @@ def _output_paths(image: Path, targets: list[Path], to: Path) -> list[Path]:
     else:
         paths = [to / f"{number}-{path.stem}-attention.png" for number, path in enumerate(shown, 1)]
     extra = [] if to.suffix == ".png" else [*(path.with_suffix(".npy") for path in paths), to / FIGURE]
+    if extra:
+        check_folder(to, "*-attention.png", "*-attention.npy", inputs=[image, *targets])
     _refuse_to_overwrite([*paths, *extra], [image, *targets])
     return paths
 

@@ -23,12 +23,14 @@ from nnclr_hub.cli.verbs import (
     Backend,
     Json,
     Model,
+    bar,
     check_file,
     err,
     fail,
     list_broken,
     new_table,
     none_read,
+    note_unknown_keys,
     out,
     parse_numbers,
     parse_where,
@@ -119,7 +121,6 @@ def index(
 
     Example: nnclr index photos --collection photos --labels labels.csv
     """
-    from nnclr_hub.progress import bar
     from nnclr_hub.workbench.requests import FolderRequest
 
     with place.bench(backend=backend, create=True) as bench:
@@ -130,7 +131,7 @@ def index(
             if existing is None or model is not None:
                 model = reading.within(model or bench.default_model)
         request = FolderRequest(photos, model, vectors, prune, thumbnails, tiling, labels, source, workers, shrink)
-        with bar(err, "indexing") as advance:
+        with bar("indexing") as advance:
             report = bench.index_folder(collection, request, progress=advance)
         total = 0 if _source_of(bench, collection) is None else bench.collection(collection).count()
     if not as_json:
@@ -226,6 +227,7 @@ def search(
     queries = [SearchQuery(examples, away, **options) for _, examples in searches]
     with place.bench(model, backend, read_only=True) as bench:
         there = bench.store.get(collection)
+        note_unknown_keys(there, options["where"], options["group_by"])
         how = ImageReading.of_source(there.spec.model)
         # torch is imported only to embed images that can be read
         checks = [attempt(partial(_check_images, query, how)) for query in queries]

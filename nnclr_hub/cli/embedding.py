@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_tiles
-from nnclr_hub.cli.verbs import Backend, Model, check_file, err, list_broken, loaded_encoder, none_read
+from nnclr_hub.cli.verbs import Backend, Model, bar, check_file, err, list_broken, loaded_encoder, none_read
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
@@ -151,9 +151,8 @@ def _print_lines(images: list[str], encoder: Encoder, tiling: Any) -> None:
 
 def _write_shards(folder: Path, images: list[str], encoder: Encoder, how: dict[str, Any]) -> Embedded:
     from nnclr_hub.bulk import embed_shards, embed_shards_by_ray
-    from nnclr_hub.progress import bar
 
-    with bar(err, "embedding") as advance:
+    with bar("embedding") as advance:
         run = embed_shards_by_ray if "address" in how else embed_shards
         report = run(folder, images, encoder, **how, progress=advance)
     list_broken(report.broken)

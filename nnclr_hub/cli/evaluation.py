@@ -71,7 +71,7 @@ def evaluate(
             table.add_row(name, values, about.splitlines()[0])
         out.print(table)
         return
-    check_folder(to, "results.json", "each")
+    check_folder(to, "results.json", "each", inputs=map(Path, data))
     sources = [reading.within(one) or one for one in sources]
     try:
         records = load_program("training", "evals.evaluate").evaluate(

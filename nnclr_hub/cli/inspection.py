@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import DEFAULT_STORE, Place, ReadingOptions, on_store, reads_labels, reads_tiles
-from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, out, print_json, show
+from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, note_unknown_keys, out, print_json, show
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
 
 if TYPE_CHECKING:
@@ -85,13 +85,15 @@ def inspect(
     what = given[0]
     from nnclr_hub.workbench.inspection.findings import JSON_FILE, LEAST_LABELED, InspectionRequest
 
-    check_folder(to, JSON_FILE)
+    check_folder(to, JSON_FILE, inputs=[Path(what)])
     request = InspectionRequest(what, field, write_fields, label_next, labels, parts)  # type: ignore[arg-type]
     with _bars() as report:
         if _is_collection(what, place):
             if model is not None or reading.given or tiling is not None:
                 raise InvalidRequest(OWN_VECTORS)
             with place.bench(read_only=not write_fields) as bench:
+                if field != "label":
+                    note_unknown_keys(bench.store.get(what), None, field)
                 found = bench.inspect(request, to, report)
         elif write_fields:
             raise InvalidRequest("--write-fields needs a collection; a folder has no metadata.")

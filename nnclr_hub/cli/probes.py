@@ -12,7 +12,18 @@ from typing import Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import Place, ReadingOptions, on_store, reads_images, reads_labels
-from nnclr_hub.cli.verbs import Json, Model, check_file, check_folder, err, list_broken, new_table, out, print_json
+from nnclr_hub.cli.verbs import (
+    Json,
+    Model,
+    bar,
+    check_file,
+    check_folder,
+    err,
+    list_broken,
+    new_table,
+    out,
+    print_json,
+)
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.terminal import print_data
 
@@ -59,22 +70,23 @@ def fit(
     Example: nnclr probe fit labeled --out probe --threshold 0.5
     """
     from nnclr_hub.images.labels import first_names, read_labeled
-    from nnclr_hub.progress import bar
+    from nnclr_hub.progress import bars
 
-    check_folder(to, "probe.safetensors")
+    check_folder(to, "probe.safetensors", inputs=[Path(data)])
     read_labeled(data, labels)  # a wrong folder is reported before torch is imported
     from nnclr_hub.workbench import Encoders
     from nnclr_hub.workbench.probes import FitOptions, fit_on_folder
 
     encoder: Any = Encoders(reading.within(model), device=device).get()
-    with bar(err, "embedding") as advance:
+    with bars(err) as new_bar:
         options = FitOptions(l2, balanced, threshold, reject_far, device)
-        fitted = fit_on_folder(encoder, data, options, labels=labels, progress=advance)
+        progress = {"progress": new_bar("embedding", "images"), "fitting": new_bar("fitting", "steps")}
+        fitted = fit_on_folder(encoder, data, options, labels=labels, **progress)
     list_broken(fitted.broken)
     if fitted.without_images:
         absent = first_names(fitted.without_images)
         err.print(f"The probe lacks classes without a readable image to fit on: {absent}.", style="yellow")
-    fitted.probe.save(to)
+    fitted.save(to)
     out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.rows} images, L2 {fitted.probe.l2:.2g}")
     if fitted.held_out is not None:
         scores = "  ".join(f"{name} {value:.3f}" for name, value in fitted.held_out.scores.items())
@@ -100,12 +112,15 @@ def evaluate(
     Example: nnclr probe eval others --probe probe
     """
     from nnclr_hub.images.labels import first_names
-    from nnclr_hub.progress import bar
-    from nnclr_hub.workbench.probes import evaluate_probe
+    from nnclr_hub.workbench.probes import evaluate_probe, images_of_fit
 
     loaded, encoder = _load(probe, model, reading)
-    with bar(err, "embedding") as advance:
-        result = evaluate_probe(loaded, encoder, data, labels=labels, progress=advance)
+    with bar("embedding") as advance:
+        seen = images_of_fit(probe)
+        result = evaluate_probe(loaded, encoder, data, labels=labels, fitted_on=seen, progress=advance)
+    if result.fitted_on:
+        note = f"{result.fitted_on} of the {result.images} images were used to fit the probe"
+        err.print(f"{note}; the scores are too high. Evaluate it on other images.", style="yellow", soft_wrap=True)
     if as_json:
         print_json(asdict(result))
         return
@@ -144,7 +159,6 @@ def predict(
     Example: nnclr probe predict --collection photos --probe probe --out predicted.csv
     """
     from nnclr_hub.images.listing import find_images
-    from nnclr_hub.progress import bar
     from nnclr_hub.workbench.probes import predict_collection, predict_files
 
     if bool(images) == (collection is not None):
@@ -158,12 +172,12 @@ def predict(
         from nnclr_hub.probe.linear_probe import LinearProbe
 
         loaded = LinearProbe.load(probe)
-        with place.opened(read_only=True) as opened, bar(err, "predicting", unit="items") as advance:
+        with place.opened(read_only=True) as opened, bar("predicting", "items") as advance:
             names, prediction = predict_collection(loaded, opened.get(collection), progress=advance)
     else:
         paths = [one.plain for one in find_images(images or ())]
         loaded, encoder = _load(probe, model, reading)
-        with bar(err, "embedding") as advance:
+        with bar("embedding") as advance:
             names, prediction, broken = predict_files(loaded, encoder, paths, progress=advance)
         list_broken(broken)
     first = "labels" if loaded.several else "label"

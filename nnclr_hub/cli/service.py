@@ -16,7 +16,7 @@ import typer
 
 from nnclr_hub.cli.options import DEFAULT_STORE
 from nnclr_hub.cli.programs import load_program, require_packages
-from nnclr_hub.cli.verbs import Backend, Model, err, out
+from nnclr_hub.cli.verbs import Backend, Model, bar, err, out
 from nnclr_hub.errors import PortInUse
 
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
@@ -101,7 +101,6 @@ def demo(
     Example: nnclr demo --images photos
     """
     from nnclr_hub.cache import cache_folder
-    from nnclr_hub.progress import bar
     from nnclr_hub.store import open_store
     from nnclr_hub.workbench import FolderRequest
     from nnclr_hub.workbench.folder_changes import check_images
@@ -121,7 +120,7 @@ def demo(
     if images is not None:
         folder, message = images, f"gallery: {images}"
     else:
-        with bar(err, "rendering the gallery") as advance:
+        with bar("rendering the gallery") as advance:
             folder, message = gallery.default_gallery(cache_folder() / "demo", advance)
     request = FolderRequest(folder, model, prune=True)
     check_images(request)
@@ -133,7 +132,7 @@ def demo(
         where.parent.mkdir(parents=True, exist_ok=True)  # its error names NNCLR_CACHE
     with open_store(str(where)) as opened:
         bench = Workbench(Encoders(model, backend=backend), opened)
-        with bar(err, "indexing") as advance:
+        with bar("indexing") as advance:
             bench.index_folder(DEMO_COLLECTION, request, progress=advance)
         _inspect_first(bench)
     flags = {"port": port, "backend": backend, "source_folders": [folder.resolve()], "originals_bytes": DEMO_ORIGINALS}
@@ -163,13 +162,12 @@ def space(
 
 def _inspect_first(bench: Any) -> None:
     """Inspect the gallery of a new store, so that the app opens with its map and findings."""
-    from nnclr_hub.progress import bar
     from nnclr_hub.workbench.inspection.findings import InspectionRequest
     from nnclr_hub.workbench.inspections import list_inspections
 
     collection = bench.collection(DEMO_COLLECTION)
     if collection.count() >= 2 and not list_inspections(bench.store.records, collection):
-        with bar(err, "inspecting") as advance:
+        with bar("inspecting") as advance:
             bench.run("inspection", InspectionRequest(DEMO_COLLECTION, write_fields=True), advance)
 
 

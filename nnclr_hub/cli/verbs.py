@@ -11,7 +11,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,12 +31,14 @@ from nnclr_hub.errors import (
     UnknownModel,
     missing_package,
 )
-from nnclr_hub.terminal import PlainConsole, show_warnings_safely
+from nnclr_hub.terminal import PlainConsole, lines, show_warnings_safely
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
+    from nnclr_hub.store.base import Collection
 
-SHOWN = 20  # broken files that are listed; the others are only counted
+SHOWN = 20  # broken files or keys that are listed
+SAMPLED = 1000  # items whose keys are proposed instead of a misspelled one
 UNCUT = 10_000  # columns of a pipe or file, so that paths and names are not cut
 
 
@@ -87,6 +90,7 @@ CONTINUE = {
 }
 
 
+LOGGED = ("serve", "demo", "pretrain", "ablate", "eval")  # verbs that print what they do
 MISMATCH = "The installed torch and torchvision are not made for each other."
 
 
@@ -94,9 +98,15 @@ class ErrorMessages(TyperGroup):
     """Prints the message of a library error instead of its traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        def state() -> str:
+            name = ctx.invoked_subcommand
+            return "" if name is None or name in LOGGED else f"nnclr {name} is running ..."
+
         show_warnings_safely()
         try:
-            return super().invoke(ctx)
+            # in a pipe, so that nobody takes a verb that loads a large library for one that hangs
+            with nullcontext() if err.is_terminal else lines(err, state):
+                return super().invoke(ctx)
         except NNCLRHubError as error:
             fail(error)
         except KeyboardInterrupt:
@@ -199,6 +209,22 @@ def new_app() -> typer.Typer:
     return app
 
 
+def bar(title: str, unit: str = "images") -> AbstractContextManager[Callable[[int, int], None]]:
+    """Show the progress of work; see `progress.bar`."""
+    from nnclr_hub import progress  # which takes a while to import
+
+    return progress.bar(err, title, unit=unit)
+
+
+@contextmanager
+def megabytes(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of work that counts bytes."""
+    from nnclr_hub.progress import in_megabytes
+
+    with bar(title, "MB") as advance:
+        yield in_megabytes(advance)
+
+
 def loaded_encoder(model: str | None, backend: str | None = None) -> Encoder:
     """Return the encoder of a source, after all checks that need no torch; see `check_model` and `load_encoder`."""
     from nnclr_hub.workbench.models import check_model
@@ -282,14 +308,18 @@ def new_table(*headings: str, right: Container[str] = (), rows: Iterable[Sequenc
     return table
 
 
-def check_folder(to: Path, *marks: str) -> None:
-    """Raise InvalidRequest if --out is a file, or a folder with files of another origin.
+def check_folder(to: Path, *marks: str, inputs: Iterable[Path] = ()) -> None:
+    """Raise InvalidRequest if --out is a file, a folder of the input, or a folder with files of another origin.
 
     Args:
         marks: patterns of files of which an earlier call of the verb wrote at least one.
+        inputs: files and folders that the verb reads.
     """
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; name a folder.")
+    for one in inputs:
+        if to.exists() and one.exists() and to.samefile(one if one.is_dir() else one.parent):
+            raise InvalidRequest(f"--out {to} is the folder of the images; name another one, which may be in it.")
     held = sorted(one.name for one in to.iterdir() if not one.name.startswith(".")) if to.exists() else []
     if held and not any(any(to.glob(mark)) for mark in marks):
         raise InvalidRequest(f"--out {to} holds other files, such as {held[0]}; name a new or an empty folder.")
@@ -316,6 +346,34 @@ def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
 def none_read(count: int) -> ImageError:
     """Return the error of a call whose images could not be read; `list_broken` has listed them."""
     return ImageError(f"None of the {count} images could be read; the reason is shown next to each file above.")
+
+
+def note_unknown_keys(collection: Collection, where: Mapping[str, Any] | None, *keys: str | None) -> None:
+    """Name the metadata keys, given or in a filter, that no item has; a misspelled one looks like an empty result."""
+    from difflib import get_close_matches
+
+    from nnclr_hub.store.where import parse
+
+    conditions = (condition.key for condition in parse(where).conditions())
+    for key in dict.fromkeys(filter(None, (*keys, *conditions))):
+        try:
+            if collection.scroll(None, 1, {"must": [{"key": key, "exists": True}]}, with_vector=False).items:
+                continue
+            some = collection.scroll(None, SAMPLED, None, with_vector=False).items
+        except InvalidFilter:  # Milvus filters by some keys only
+            continue
+        known = sorted({known for item in some for known in _keys_of(item.metadata)})
+        near = get_close_matches(key, known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"existing keys: {', '.join(known[:SHOWN]) or 'none'}."
+        err.print(f"No item of {collection.name} has the key {key!r}; {hint}", style="yellow", soft_wrap=True)
+
+
+def _keys_of(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the keys of metadata, and paths such as camera.model."""
+    for key, value in metadata.items():
+        yield key
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{inner}" for inner in _keys_of(value))
 
 
 def list_broken(broken: Sequence[tuple[str, str]], count: int | None = None) -> None:

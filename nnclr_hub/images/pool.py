@@ -15,6 +15,7 @@ threads, locks or shared memory, so whatever ends a process is seen by the one t
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import queue
@@ -29,8 +30,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from multiprocessing import spawn
+from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -99,13 +101,18 @@ class DecodingPool:
         size: images decoded at once.
         limits: of one image.
         on_killed: called with the reason when a process ended early: cpu, time or crash.
+        wait_s: seconds that a caller waits for a process that is not busy; None: as long as it takes.
     """
 
     def __init__(
-        self, size: int, limits: DecodingLimits = DecodingLimits(), on_killed: Callable[[str], None] = lambda why: None
+        self,
+        size: int,
+        limits: DecodingLimits = DecodingLimits(),
+        on_killed: Callable[[str], None] = lambda why: None,
+        wait_s: float | None = None,
     ) -> None:
         self.owner = os.getpid()
-        self._size, self._limits, self._on_killed = size, limits, on_killed
+        self._size, self._limits, self._on_killed, self._wait_s = size, limits, on_killed, wait_s
         self._running: set[_Worker] = set()
         self._closed = False
         self._readers: dict[DecodingLimits, DecodingPool] = {}
@@ -125,7 +132,7 @@ class DecodingPool:
         Raises:
             ImageTooExpensive: the image exceeded a limit.
             ImageError: it cannot be read, or it crashed the codec.
-            NotReady: the pool is closed, or the system killed several processes that decoded the image.
+            NotReady: the pool is closed, all processes stay busy, or the system killed several that decoded the image.
             ServiceError: processes cannot start.
         """
         [result] = self.run_each(operation, [source], *arguments, limits=limits)
@@ -143,7 +150,11 @@ class DecodingPool:
         limits = limits or self._limits
         sources, results, ended = [_absolute(source) for source in sources], list[Any](), 0
         while len(results) < len(sources):
-            worker = self._free.get()
+            try:
+                worker = self._free.get(timeout=self._wait_s)
+            except queue.Empty as error:
+                text = f"Other archives and tables have been read for {self._wait_s:g} s; try again in a moment."
+                raise NotReady(text) from error
             try:
                 self._check_open()
                 worker = worker or _Worker()
@@ -175,7 +186,8 @@ class DecodingPool:
         with self._starting:
             self._check_open()
             if limits not in self._readers:
-                self._readers[limits] = DecodingPool(1, limits, self._on_killed)
+                wait_s = max(WALL_S, 2 * limits.cpu_s)
+                self._readers[limits] = DecodingPool(1, limits, self._on_killed, wait_s)
             return self._readers[limits]
 
     def close(self) -> None:
@@ -225,7 +237,7 @@ class _Worker:
         try:
             self.connection, theirs = _context().Pipe()
             # of a daemon, this program does not wait for the end at its own
-            self.process = _context().Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
+            self.process = _Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
             self.process.start()
             theirs.close()
         except (OSError, EOFError) as error:
@@ -251,18 +263,35 @@ def _absolute(source: Any) -> Any:
     return source.absolute() if hasattr(source, "absolute") else source
 
 
+class _Launch(popen_forkserver.Popen):
+    """Start a process as its base does, but never run the main program in it: a script may have no main guard."""
+
+    def _launch(self, process_obj: Any) -> None:
+        about, data = spawn.get_preparation_data(NAME), io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump({key: value for key, value in about.items() if not key.startswith("init_main")}, data)
+            reduction.dump(process_obj, data)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, pipe = forkserver.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        # while its end of the pipe is open, the process knows that its parent runs
+        self.finalizer = util.Finalize(self, util.close_fds, (os.dup(pipe), self.sentinel))  # type: ignore[attr-defined]
+        with open(pipe, "wb") as file:
+            file.write(data.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
+class _Process(ForkServerProcess):
+    """Forks from a process that has loaded the codecs."""
+
+    _Popen = staticmethod(_Launch)
+
+
 @cache
 def _context() -> Any:
-    """Return a context whose processes fork from one that has loaded the codecs, and never run the main program."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
-    get_preparation_data = spawn.get_preparation_data
-
-    def without_main(name: str) -> dict[str, Any]:
-        data = get_preparation_data(name)  # a decoder must not import the user's script again
-        return {key: value for key, value in data.items() if name != NAME or not key.startswith("init_main")}
-
-    spawn.get_preparation_data = without_main
     return context
 
 

@@ -167,6 +167,7 @@ class _Copy:
         self._place, self._store, self._progress, self._done = place, store, progress, 0
         self._total = sum(path.stat().st_size for path in store.files().values() if path.exists())
         self._existing, self._previous = place.chunks(), previous.files if previous else {}
+        self._intact: dict[Chunk, bool] = {}  # of the existing chunks, those that were checked
         self.written = 0
         self.files: dict[str, list[Chunk]] = {}
         self.collections: dict[str, int] = {}
@@ -224,27 +225,39 @@ class _Copy:
     def _shared(self, name: str, wanted: set[bytes]) -> tuple[set[bytes], list[Chunk]]:
         """Return the pages that the previous backup has of a file, and its chunks; nothing if that is not worth it."""
         chunks = self._previous.get(name, [])
-        if not chunks or any(self._existing.get(sha256) != size for sha256, size in chunks):
+        local = self._place.folder is not None
+        intact = [self._is_intact(chunk, read=local or chunk == chunks[0]) for chunk in chunks]
+        if not intact or not all(intact):
             return set(), []
         size = sum(size for _, size in chunks[1:])
-        try:
-            known = wanted & set(_parts(self._place.read(chunks[0]), HASH))
-        except StoreCorrupt as error:
-            log.warning("%s is copied completely (%s)", name, error)
-            self._existing.pop(chunks[0][0])
-            return set(), []
+        known = wanted & set(_parts(self._place.read(chunks[0]), HASH))
         # neither unused pages nor the number of chunks may grow with the number of backups
         worn = size > 2 * PAGE_SIZE * len(known) or len(chunks) > MOST_CHUNKS + size // (CHUNK_PAGES * PAGE_SIZE)
         return (set(), []) if worn else (known, chunks[1:])
 
+    def _is_intact(self, chunk: Chunk, *, read: bool) -> bool:
+        """Return whether a chunk may be shared: it exists and, if it is read, has its content.
+
+        An object store keeps checksums itself, and reading all chunks back would be a download.
+        """
+        if chunk not in self._intact:
+            self._intact[chunk] = self._existing.get(chunk[0]) == chunk[1]
+            if self._intact[chunk] and read:
+                try:
+                    self._place.read(chunk)
+                except StoreCorrupt as error:
+                    log.warning("A chunk is written again. %s", error)
+                    self._intact[chunk] = False
+        return self._intact[chunk]
+
     def _put(self, data: bytes) -> Chunk:
-        sha256 = hashlib.sha256(data).hexdigest()
-        if self._existing.get(sha256) != len(data):
-            self._place.write(f"chunks/{sha256}", data)
-            self._existing[sha256] = len(data)
+        chunk = hashlib.sha256(data).hexdigest(), len(data)
+        if not self._is_intact(chunk, read=self._place.folder is not None):
+            self._place.write(f"chunks/{chunk[0]}", data)
+            self._intact[chunk] = True
             self.written += len(data)
             reached("backup.chunk")
-        return sha256, len(data)
+        return chunk
 
 
 def _prune(place: _Place, keep: int) -> tuple[int, int]:

@@ -118,7 +118,8 @@ def table_values(collection: Collection, rows: TableRows, key: str = LABEL) -> T
         key: metadata key of labels.
     """
     found = match_items(collection, rows)
-    keys = {column: key if column == LABEL else column for column in rows.rows[0].cells if column != UNCERTAIN}
+    columns = rows.rows[0].cells if rows.rows else ()
+    keys = {column: key if column == LABEL else column for column in columns if column != UNCERTAIN}
     counts = {own: Counts() for own in keys.values()}
     for items in pages(collection, with_vector=False):  # `facets` does not work on Milvus
         for own, counted in counts.items():
@@ -138,6 +139,8 @@ def table_values(collection: Collection, rows: TableRows, key: str = LABEL) -> T
 
 def match_items(collection: Collection, rows: TableRows) -> Matched[str]:
     """Find the items that rows name, by id; see `TableRows.match` and `TableRows.check` for errors."""
+    if not rows.rows:
+        return Matched({}, ())
     ids = [row.id for row in rows.rows if is_item_id(row.id)]
     found = rows.match(named_item(item) for some in batches(ids, AT_ONCE) for item in collection.get(some))
     if not found.cells:  # no row has the id of an item

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,9 @@ import numpy as np
 from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError, ProbeExists, ProbeNotFound
+from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.images.labels import LabeledImages, first_names, read_labeled, read_splits
+from nnclr_hub.images.source import file_key
 from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
 from nnclr_hub.probe.linear_probe import ABOUT, WEIGHTS, Label, LinearProbe, Prediction
 from nnclr_hub.probe.metrics import (
@@ -48,6 +50,7 @@ from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, tas
 
 PROBE = "probe"
 CARD = "card.json"
+FITTED_ON = "fitted_on.bin"  # keys of 16 bytes of the images of a fit, in the folder of a probe
 HELD_OUT = 0.2
 LEAST = 3  # rows of a class of which one is held out: two remain, one of which may select the L2 penalty
 MOST_CONFUSED = 50  # classes for which a table of confusions is readable
@@ -83,6 +86,7 @@ class ProbeEvaluation:
     unknown: how many of these have a class that the probe lacks, by class; they count as wrong.
     left_out: one sentence for each reason why images were not scored.
     interval: 95% interval of top1; None for several labels a row.
+    fitted_on: how many of the images were used to fit the probe.
     """
 
     scores: dict[str, float]
@@ -92,6 +96,7 @@ class ProbeEvaluation:
     unknown: dict[str, int]
     left_out: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
+    fitted_on: int = 0
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,7 @@ class FittedProbe:
     source: JSON: where the rows come from.
     left_out: how many rows were not used, by reason.
     without_images: classes of a folder without an image to fit on; the probe does not have them.
+    images: keys of the files of a folder that the probe was fitted on or that selected its penalty; see `file_key`.
     """
 
     probe: LinearProbe
@@ -119,6 +125,12 @@ class FittedProbe:
     left_out: Mapping[str, int] = field(default_factory=dict)
     broken: tuple[tuple[Any, str], ...] = ()
     without_images: tuple[str, ...] = ()
+    images: frozenset[bytes] = frozenset()
+
+    def save(self, folder: Path) -> None:
+        """Write the probe to a folder, and the images that it was fitted on, so that an evaluation recognizes them."""
+        self.probe.save(folder)
+        replace_file(folder / FITTED_ON, b"".join(sorted(self.images)))
 
     def kept(self, name: str) -> KeptProbe:
         """Return the probe with a name and its description, ready to be stored."""
@@ -280,6 +292,7 @@ def fit_on_folder(
     *,
     labels: LabelTable | Path | None = None,
     progress: Progress = lambda done, total: None,
+    fitting: Progress = lambda done, total: None,
 ) -> FittedProbe:
     """Fit a probe on the unit vectors of labeled images.
 
@@ -287,6 +300,8 @@ def fit_on_folder(
         data: a folder or an archive with one folder per class, or a table. If a folder has train/, only that is fitted
             on, and val/ selects the L2 penalty.
         labels: a table used instead of folder names; see `read_labeled`.
+        progress: called with (done, total) images that are embedded.
+        fitting: called with (done, total) steps of the fit.
 
     Raises:
         NoImages, InvalidRequest: see `read_labeled` and `fit_linear_probe`.
@@ -299,16 +314,19 @@ def fit_on_folder(
     read, broken = _vectors(encoder, images, progress)
     refuse_few(read.labels, read.several, f"{part}, of which {len(broken)} images cannot be read,", hint)
     validation: Validation = None
+    used = [*images.paths]
     if {"train", "val"} <= splits.keys() and options.l2 is None:
         others = splits["val"].labeled
         listed |= set(others.classes)
         others = others.keep([i for i, labels in enumerate(others.labels) if set(labels) <= set(read.classes)])
         if others.paths:
+            used += others.paths
             selecting, more = _vectors(encoder, others, progress)
             validation, broken = (selecting.vectors, _answers(selecting, read.classes)), broken + more
-    fitted = fit_and_score(read, options, fingerprint=encoder.fingerprint, model=encoder.name, validation=validation)
+    about: Any = {"fingerprint": encoder.fingerprint, "model": encoder.name}
+    fitted = fit_and_score(read, options, **about, validation=validation, progress=fitting)
     absent = tuple(sorted(listed - set(map(str, read.classes))))
-    return replace(fitted, broken=tuple(broken), without_images=absent)
+    return replace(fitted, broken=tuple(broken), without_images=absent, images=frozenset(map(file_key, used)))
 
 
 def _vectors(encoder: FeatureSource, images: LabeledImages, progress: Progress) -> tuple[LabeledVectors, Broken]:
@@ -426,9 +444,14 @@ def evaluate_probe(
     data: str | Path,
     *,
     labels: LabelTable | Path | None = None,
+    fitted_on: Set[bytes] = frozenset(),
     progress: Progress = lambda done, total: None,
 ) -> ProbeEvaluation:
-    """Score a probe on labeled images; images of classes that it does not have count as wrong."""
+    """Score a probe on labeled images; images of classes that it does not have count as wrong.
+
+    Args:
+        fitted_on: see `images_of_fit`.
+    """
     probe.require(encoder.fingerprint)
     splits = read_splits(data, "test", "val") if labels is None else {}
     part = next((part for part in ("test", "val") if part in splits), None)
@@ -447,7 +470,17 @@ def evaluate_probe(
     unknown = tuple(sorted(set(map(str, read.classes)) - set(names)))
     rated = score_probe(probe, read.vectors, read.targets((*names, *unknown)), unknown)
     sentences = [f"{bare} images without a label"] * bool(bare) + [f"{path}: {reason}" for path, reason in broken]
-    return replace(rated, left_out=tuple(sentences))
+    seen = sum(file_key(path) in fitted_on for path in images.paths) if fitted_on else 0
+    return replace(rated, left_out=tuple(sentences), fitted_on=seen)
+
+
+def images_of_fit(folder: Path) -> Set[bytes]:
+    """Return the keys of the images that the probe in a folder was fitted on; none if they are unknown."""
+    try:
+        keys = (folder / FITTED_ON).read_bytes()
+    except OSError:
+        return frozenset()
+    return {keys[start : start + 16] for start in range(0, len(keys), 16)}
 
 
 def score_probe(

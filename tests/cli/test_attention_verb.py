@@ -1,6 +1,7 @@
 """nnclr attention and attention-grid write the maps of the library and refuse invalid calls."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -53,7 +54,7 @@ def test_an_input_image_is_never_overwritten(model, image_files, tmp_path, call)
         "figure": ("attention", photo, "--model", model, "--point", "3,3", "--out", tmp_path),
         "grid": ("attention-grid", photo, "--source", f"it={model}", "--out", photo),
     }[call]
-    assert "overwrite" in refused(*words, code=2)
+    assert "--out" in refused(*words, code=2)
     assert photo.read_bytes() == before
 
 
@@ -112,3 +113,25 @@ def test_a_grid_needs_a_png_and_an_encoder(model, image_files, tmp_path):
     call = ("attention-grid", image_files[0], "--source")
     assert "must end in .png" in refused(*call, model, "--out", tmp_path / "grid.jpg", code=2)
     assert "does not exist" in refused(*call, "/nowhere/encoder", "--out", tmp_path / "grid.png", code=2)
+
+
+@pytest.mark.parametrize("words", [("--point", "3,3"), ("--box", "3,3,9,9"), ("--threshold", 0.5), ("--target", None)])
+def test_a_center_prior_of_a_part_is_refused(model, image_files, tmp_path, words):
+    option, value = words
+    more = (option, image_files[1] if value is None else value, "--model", model, "--out", tmp_path)
+    line = refused("attention", image_files[0], "--center-prior", *more, code=2)
+    assert "--center-prior" in line
+    assert option in line
+
+
+def test_a_folder_of_images_is_no_place_for_maps(model, image_files, tmp_path):
+    for folder, number in (("a", 0), ("b", 1)):
+        (tmp_path / folder).mkdir()
+        shutil.copy(image_files[number], tmp_path / folder)
+    here, other = tmp_path / "a" / image_files[0].name, tmp_path / "b" / image_files[1].name
+    for words in ((here, "--out", here.parent), (here, "--out", other.parent), (here, "--target", other)):
+        more = ("--out", other.parent) if "--target" in words else ()
+        assert "--out" in refused("attention", *words, *more, "--model", model, code=2)
+    assert [one.name for one in other.parent.iterdir()] == [other.name]
+    output_of("attention", here, "--model", model, "--out", here.parent / "maps")
+    output_of("attention", here, "--model", model, "--out", here.parent / "maps")

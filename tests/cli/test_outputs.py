@@ -58,8 +58,20 @@ def test_a_file_of_another_origin_stays(here, words, name):
     assert [one.name for one in (here / "out").rglob("*") if one.is_file()] == [file.name]
 
 
-def test_a_folder_of_images_is_no_place_for_a_report(here):
-    error_line(nnclr("inspect", "photos", "--out", "photos"), 2)
+IN_PLACE = ["inspect photos", "probe fit photos", "eval knn pixels --data photos", "embed photos"]
+IN_PLACE += ["pretrain small_cpu --data photos", "attention photos/astronaut/00.jpg"]
+
+
+@pytest.mark.parametrize("words", IN_PLACE)
+@pytest.mark.parametrize("earlier", ["", "findings.json", "probe.safetensors", "results.json", "00-attention.png"])
+def test_the_folder_of_the_images_is_no_place_for_results(here, words, earlier):
+    """Not even if it holds what looks like an earlier result."""
+    out = Path("photos/astronaut" if "attention" in words else "photos")
+    if earlier:
+        (out / earlier).touch()
+    line = error_line(answer := nnclr(*words.split(), "--out", out), answer[0])
+    assert str(out) in line
+    (out / earlier).unlink() if earlier else None
     assert [one.suffix for one in Path("photos").rglob("*") if one.is_file()] == [".jpg"] * 16
 
 

@@ -263,11 +263,9 @@ def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):
         ("delete", "photos", "--from", other),
         ("delete", "photos", "--from", tmp_path / "nothing.csv"),
         ("delete", "photos", "--from", tmp_path / "empty.csv"),
-        ("set", "photos", "--from", tmp_path / "rows.csv", "--column", "label"),
         ("delete", "photos", "--from", table, "--id", "i00"),
     ):
         error_line(nnclr(*words), 2)
-    assert "no rows" in error_line(nnclr("delete", "photos", "--from", tmp_path / "rows.csv"), 2)
     assert json.loads(nnclr("delete", "photos", "--from", table, "--json")[1])["deleted"] == 2
     with open_store(str(store), read_only=True) as opened:
         assert opened.get("photos").count() == before - 2
@@ -293,3 +291,77 @@ def test_a_backup_names_what_ends_its_failures(nnclr, store, tmp_path, remedy):
 
 def test_a_backup_without_a_destination_says_how_to_name_one(nnclr):
     assert "nnclr store backup" in error_line(nnclr("backup"), 2)
+
+
+def test_a_table_without_rows_changes_nothing(nnclr, store, tmp_path):
+    """`nnclr inspect` writes such a table for a finding without entries."""
+    table = tmp_path / "suspect_labels.csv"
+    table.write_text("id,path,label\n")
+    for words in (("set", "--column", "label"), ("set", '{"odd": true}'), ("delete",)):
+        verb, *more = words
+        code, out, err = nnclr(verb, "photos", *more, "--from", table)
+        assert (code, err) == (0, "")
+        assert " 0 items " in out
+    for words in (("set", "--column", "nothing"), ("set", "{}", "--path-column", "x")):
+        error_line(nnclr(words[0], "photos", *words[1:], "--from", table), 2)
+    with open_store(str(store), read_only=True) as opened:
+        assert opened.get("photos").count() == 30
+
+
+@pytest.mark.parametrize("words", [("set", "{}"), ("set", '{"a": 1}', "--replace"), ("delete",)])
+def test_ids_of_no_item_are_an_error(nnclr, words):
+    line = error_line(nnclr(words[0], "photos", *words[1:], "--id", "nosuch", "--id", "nobody"), 1)
+    assert "nosuch, nobody" in line
+    assert nnclr(words[0], "photos", *words[1:], "--id", "nosuch", "--id", "i00")[0] == 0
+
+
+UNKNOWN = {clause: json.dumps({clause: [{"key": "lable", "match": "cat"}]}) for clause in ("must", "must_not")}
+MISSPELLED = [
+    ("store", "facets", "photos", "lable"),
+    ("store", "facets", "photos", "label", "--where", UNKNOWN["must"]),
+    ("store", "set", "photos", "{}", "--where", UNKNOWN["must"]),
+    ("store", "delete", "photos", "--where", UNKNOWN["must"], "--yes"),
+    ("store", "delete", "photos", "--where", UNKNOWN["must_not"], "--yes"),
+    ("search", "--id", "i00", "--collection", "photos", "--where", UNKNOWN["must"]),
+    ("search", "--id", "i00", "--collection", "photos", "--group-by", "lable"),
+    ("inspect", "photos", "--field", "lable"),
+]
+
+
+@pytest.mark.parametrize("words", MISSPELLED)
+def test_a_key_that_no_item_has_is_named_with_a_near_one(store, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    with open_store(str(store)) as opened:
+        opened.get("photos").update_metadata({"label": "cat", "camera": {"model": "X"}}, ids=["i00", "i03"])
+    code, _, err = commands.nnclr(*words, "--store", store)
+    assert code == 0, err
+    assert "No item of photos has the key 'lable'; did you mean 'label'?" in err
+
+
+def test_a_key_without_a_near_one_is_named_with_the_existing_ones(nnclr, store):
+    with open_store(str(store)) as opened:
+        opened.get("photos").update_metadata({"camera": {"model": "X"}}, ids=["i00"])
+    code, _, err = nnclr("facets", "photos", "weather", "camera.model", "path")
+    assert code == 0
+    assert err.count("No item") == 1
+    assert "'weather'" in err
+    assert "camera.model" in err
+    assert "did you mean 'camera.model'?" in nnclr("facets", "photos", "camera.modell")[2]
+
+
+def test_a_backup_does_not_rely_on_a_damaged_chunk(nnclr, store, tmp_path):
+    to = tmp_path / "backups"
+    assert nnclr("backup", to)[0] == 0
+    for chunk in to.glob("chunks/*"):
+        content = bytearray(chunk.read_bytes())
+        content[len(content) // 2] ^= 1
+        chunk.write_bytes(content)
+    assert commands.nnclr("store", "verify-backup", to)[0] == 1
+    with open_store(str(store)) as opened:
+        opened.get("photos").delete(["i00"])
+    second = json.loads(nnclr("backup", to, "--json")[1])
+    found = {one["id"]: one["ok"] for one in json.loads(commands.nnclr("store", "verify-backup", to, "--json")[1])}
+    assert found[second["id"]]
+    assert commands.nnclr("store", "restore", to, tmp_path / "restored")[0] == 0
+    with open_store(str(tmp_path / "restored"), read_only=True) as opened:
+        assert opened.get("photos").count() == 29

@@ -83,3 +83,32 @@ def test_warnings_and_tables_of_a_process_are_safe(tmp_path):
     assert done.returncode == 0, done.stderr
     assert b"not read as images" in done.stderr
     assert b"\x1b" not in done.stdout + done.stderr
+
+
+SLOW = """
+import time, numpy as np, torch
+from nnclr_hub import wrap_encoder
+
+def embed(x):
+    time.sleep(0.1)
+    return x.mean((2, 3))
+
+def tower():
+    time.sleep(0.1)
+    read = lambda image: torch.from_numpy(np.array(image.resize((8, 8)), np.float32) / 255).permute(2, 0, 1)
+    return wrap_encoder(embed, read, "slow", 3)
+"""
+
+
+def test_long_work_is_reported_in_a_pipe(tmp_path, photos, monkeypatch):
+    """A line every few seconds, also while an encoder loads or computes a map."""
+    monkeypatch.setattr("nnclr_hub.terminal.EVERY", 0.02)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slow.py").write_text(SLOW)
+    code, _, err = nnclr("probe", "fit", photos, "--model", "python:slow.py:tower", "--out", "p")
+    assert code == 0, err
+    for title in ("nnclr probe", "embedding", "fitting"):
+        assert [line for line in err.splitlines() if line.startswith(title)], err
+    code, _, err = nnclr("attention", sorted(photos.rglob("*.jpg"))[0], "--model", STARTER)
+    assert code == 0, err
+    assert err.startswith("nnclr attention is running"), err

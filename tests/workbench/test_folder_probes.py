@@ -78,3 +78,16 @@ def test_several_labels_that_the_probe_lacks_have_no_precision(encoder, folder, 
     assert every.unknown == {"animal": 20}
     assert every.scores["map11"] == pytest.approx(known.scores["map11"] * 3 / 4)
     assert np.mean(list(known.per_class.values())) == pytest.approx(known.scores["map11"])
+
+
+def test_an_evaluation_on_images_of_the_fit_is_reported(model, folder, tmp_path):
+    nnclr("probe", "fit", folder, "--out", tmp_path / "p", "--model", model, "--l2", "1e-3")
+    evaluate = ("probe", "eval", "--probe", tmp_path / "p")
+    count = len(list(folder.rglob("*.jpg")))
+    assert f"{count} of the {count} images were used to fit the probe" in nnclr(*evaluate, folder)[2]
+    others = shutil.copytree(folder, tmp_path / "others")
+    for path in others.rglob("*.jpg"):
+        path.write_bytes(path.read_bytes() + b" ")
+    answer = nnclr(*evaluate, others)
+    assert answer[0] == 0
+    assert "fit the probe" not in answer[2]

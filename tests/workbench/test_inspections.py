@@ -1,7 +1,11 @@
 """Inspections that are kept with a store."""
 
+import csv
+import json
+
 import numpy as np
 import pytest
+from commands import output_of
 
 from nnclr_hub.errors import InspectionNotFound, InvalidRequest
 from nnclr_hub.store.base import Item
@@ -190,3 +194,25 @@ def test_fields_of_an_earlier_inspection_and_reviews_are_updated(store):
     [item] = collection.get(["007"])
     assert item.metadata[KEY]["reviewed"] == "a"
     assert "cluster" in item.metadata[KEY]
+
+
+def test_a_folder_and_its_collection_have_the_same_findings(model, folder, tmp_path, monkeypatch):
+    """The ids of a collection sort its items in another order than their paths."""
+    monkeypatch.chdir(tmp_path)
+    output_of("index", folder, "--collection", "c", "--model", model, "--store", "store", "--no-thumbnails")
+    output_of("inspect", folder, "--model", model, "--out", "of-folder")
+    output_of("inspect", "c", "--store", "store", "--out", "of-collection")
+    names = {file: ("path", *columns) for file, *columns in (("suspect_labels.csv", "label", "score"),)}
+    names |= {"clusters.csv": ("path", "cluster"), "outliers.csv": ("path", "outlier_score")}
+    for file, columns in names.items():
+        first, second = (
+            [
+                tuple(row[name] for name in columns)
+                for row in csv.DictReader((tmp_path / to / file).read_text().splitlines())
+            ]
+            for to in ("of-folder", "of-collection")
+        )
+        assert first == second, file
+    first, second = (json.loads((tmp_path / to / "findings.json").read_text()) for to in ("of-folder", "of-collection"))
+    assert first["accuracy"] == second["accuracy"]
+    assert [one["score"] for one in first["suspect_labels"]] == [one["score"] for one in second["suspect_labels"]]

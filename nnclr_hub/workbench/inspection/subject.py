@@ -174,12 +174,15 @@ def collection_subject(
         by_table = labels.check(labels.match(places), collection.name)
         named = [next(iter(by_table.labels(id)), None) for id in ids]
     confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
+    # as a folder is listed: the folds of cross-validation and the starts of clusters depend on the order of rows
+    order = sorted(range(len(ids)), key=lambda i: (places[i].root, paths[i].split("/")))
+    paths = [paths[i] for i in order]
     return Subject(
         collection.name,
-        tuple(ids),
-        unit_rows(np.stack(vectors).astype(np.float32)),
-        tuple(scanned),
-        tuple(label or None for label in named),
+        tuple(ids[i] for i in order),
+        unit_rows(np.stack([vectors[i] for i in order]).astype(np.float32)),
+        tuple(scanned[i] for i in order),
+        tuple(named[i] or None for i in order),
         tuple(_parts(paths, parts)),
         paths=tuple(paths),
         model=collection.spec.model or "unknown",
