@@ -32,9 +32,9 @@ from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import IndexReport, check_images
 from nnclr_hub.workbench.metadata import path_of
 from nnclr_hub.workbench.payload import decode_vector, image_file
-from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage, Request
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
-from nnclr_hub.workbench.tasks import Request, find_task, portion
+from nnclr_hub.workbench.tasks import find_task, portion
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.attention import AttentionMap, Query

@@ -12,7 +12,8 @@ from typing import Any
 from nnclr_hub.client.transport import Call, Connection, make_error
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
 from nnclr_hub.store.base import Progress
-from nnclr_hub.workbench.tasks import Request, find_task
+from nnclr_hub.workbench.requests import Request
+from nnclr_hub.workbench.tasks import find_task
 
 log = logging.getLogger(__name__)
 ROOT = "/api/v1/jobs"

@@ -41,10 +41,12 @@ from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.records import Record, Records
 from nnclr_hub.table_rows import LabelTable
+from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, refuse_few
 from nnclr_hub.workbench.metadata import path_of
 from nnclr_hub.workbench.payload import decode_base64, decode_vector
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import TaskContext, portion, task
 
 PROBE = "probe"
 CARD = "card.json"
@@ -178,9 +180,10 @@ class ProbeFit(FitOptions):
 
 
 @task("probe_fit", ProbeFit, path="/probes")
-def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> dict[str, Any]:
+def fit_probe(bench: LocalBench, request: ProbeFit, context: TaskContext) -> dict[str, Any]:
     """Fit a probe, and keep it with the store; return the scores, and the first images that could not be read."""
     if request.items is None:
+        assert request.collection is not None
         assert request.field is not None
         collection = bench.collection(request.collection)
         fitted = fit_on_collection(collection, request.field, request.where, request, progress=context.progress)

@@ -27,11 +27,13 @@ from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.privacy import without_paths
+from nnclr_hub.workbench.requests import Request, option
 from nnclr_hub.workbench.sources import read_source
-from nnclr_hub.workbench.tasks import Cancelled, Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Cancelled, TaskContext, task
 
 PAGE = 1000  # items to compare at once
 FETCHED = 256  # items whose vectors and thumbnails are in memory at once
@@ -81,7 +83,7 @@ class ReembedRequest(Request):
 
 
 @task("reembed", ReembedRequest, path="/collections/{collection}/reembed")
-def reembed_collection(bench: Any, request: ReembedRequest, context: TaskContext) -> dict[str, Any]:
+def reembed_collection(bench: LocalBench, request: ReembedRequest, context: TaskContext) -> dict[str, Any]:
     """Build a copy of the collection with another encoder, then swap the two; see `reembed`."""
     options = {"skip_missing": request.skip_missing, "writes_stopped": request.writes_stopped}
     model, folders = request.source or request.model, bench.source_folders
@@ -96,7 +98,7 @@ def reembed_collection(bench: Any, request: ReembedRequest, context: TaskContext
 
 
 def reembed(
-    bench: Any,
+    bench: LocalBench,
     name: str,
     model: str,
     *,
@@ -152,7 +154,7 @@ def reembed(
         bench.reembedding.release()
 
 
-def abandon(bench: Any, name: str) -> list[str]:
+def abandon(bench: LocalBench, name: str) -> list[str]:
     """Drop the unfinished copies of a collection; return their names.
 
     Raises:

@@ -27,7 +27,7 @@ from nnclr_hub.workbench.duplicates import check_pair_score
 from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.probes import refuse_taken_probe
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.tasks import JOBS, Task, all_tasks
+from nnclr_hub.workbench.tasks import Task, all_tasks
 
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
@@ -289,7 +289,6 @@ class ProbeItem(Strict):
 
 
 TASKS = all_tasks()
-SHARED = tuple(sorted(name for name, task in TASKS.items() if task.path == JOBS))
 _PROBE_FIELDS = schema_of(
     TASKS["probe_fit"].request,
     name=Name,
@@ -302,13 +301,6 @@ class ProbeRequest(_PROBE_FIELDS):
     """A probe to fit on a metadata field of a collection, or on labeled items."""
 
     model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
-
-
-class JobRequest(Strict):
-    """Maintenance of a collection in the background."""
-
-    kind: Literal[SHARED]  # type: ignore[valid-type]
-    collection: CollectionName
 
 
 STARTS = {
@@ -365,11 +357,6 @@ STARTS = {
         body=ProbeRequest,
         prepare=_probe_fit,
     ),
-    JOBS: Start(
-        "jobs-look-after",
-        about="Verify or compact a collection in the background.",
-        body=JobRequest,
-    ),
 }
 
 
@@ -392,29 +379,29 @@ def started(response: Response, job: JobStatus) -> JobResponse:
 
 
 def declare(task: Task, router: Router) -> None:
-    """Declare the route that starts a task. Several tasks may share a route, whose body then names the task."""
-    shared = task.path == JOBS
-    how = STARTS.get(JOBS if shared else task.name, Start())
+    """Declare the route that starts a task."""
+    how = STARTS.get(task.name, Start())
     path = task.path.replace("{collection}", "{name}")
     in_path = path != task.path
     options = {one.name: one for one in fields(task.request) if not one.metadata["hidden"]}
-    errors = f"{FAILED_WRITE} {how.errors}" + " collection_not_found" * (in_path or shared)
+    if in_path:
+        del options["collection"]
+    errors = f"{FAILED_WRITE} {how.errors}" + " collection_not_found" * in_path
     errors += " invalid_filter" * ("where" in options)
 
     def submit(here: Parts, response: Response, body: Strict | None = None, **given: Any) -> JobResponse:
         params = {} if body is None else body.model_dump()
         if in_path:
             params["collection"] = given.pop("name")
-        kind = params.pop("kind") if shared else task.name
-        return start(here, kind, {**params, **given}, response)
+        return start(here, task.name, {**params, **given}, response)
 
-    parameters = {"here": Here, "response": Response} | ({"name": str} if in_path else {})
+    parameters: dict[str, Any] = {"here": Here, "response": Response} | ({"name": str} if in_path else {})
     if task.query:
         hints = get_type_hints(task.request)
         for name, one in options.items():
             query = Query(description=one.metadata["doc"], **one.metadata["limits"])
             parameters[name] = (Annotated[hints[name], query], one.default)
-    else:
+    elif options:
         parameters["body"] = how.body or schema_of(task.request, **({"collection": None} if in_path else {}))
     made = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind[0], default=kind[1])
@@ -430,5 +417,5 @@ def declare(task: Task, router: Router) -> None:
 
 
 starting = {tag: Router(prefix="/api/v1", tags=[tag]) for tag in ("jobs", "inspections", "probes")}
-for name in (JOBS, *sorted(set(TASKS) - set(SHARED) - {"import"})):  # `imports` has the route for files
-    declare(TASKS[SHARED[0] if name == JOBS else name], starting[STARTS.get(name, Start()).tag])
+for name in sorted(set(TASKS) - {"import"}):  # `imports` has the route for files
+    declare(TASKS[name], starting[STARTS.get(name, Start()).tag])

@@ -60,7 +60,7 @@ def stuck(hurried, monkeypatch):
             work_of.ended.append(type(error).__name__)
             raise
 
-    for name in ("search_each", "count", "verify", "get"):
+    for name in ("search_each", "count", "get"):
         monkeypatch.setattr(kind, name, work)
     return work_of
 
@@ -70,7 +70,6 @@ ROUTES = {
     "batch": ("POST", "/api/v1/collections/c/search/batch", {"queries": [{"vector": [1.0, 2.0]}] * 2}),
     "count": ("GET", "/api/v1/collections/c/count", None),
     "item": ("GET", "/api/v1/collections/c/items/i001", None),
-    "verify": ("POST", "/api/v1/collections/c/verify", None),
 }
 
 

@@ -184,10 +184,7 @@ TABLE: dict[str, list[Any]] = {
         (sent(content=b"", headers={"Content-Type": "application/zip"}), *INVALID),
     ],
     "POST c/none/imports": [(sent(content=b"", headers=LINES), 404, "collection_not_found")],
-    "POST /api/v1/jobs": [
-        ({"kind": "verify", "collection": "none"}, 404, "collection_not_found"),
-        {"kind": "probe_fit", "collection": "photos"},
-    ],
+    **{f"POST c/none/{kind}": [(None, 404, "collection_not_found")] for kind in ("verify", "compact")},
     **{f"{method} /api/v1/jobs/0": [(None, 404, "job_not_found")] for method in ("GET", "DELETE")},
     "GET /api/v1/jobs/0/events": [(None, 404, "job_not_found")],
     **{f"GET /api/v1/jobs?{query}": [None] for query in ("limit=0", "cursor=x", "state=maybe", "kind=other")},

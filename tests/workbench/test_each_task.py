@@ -24,7 +24,8 @@ from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from nnclr_hub.workbench.maintenance import BackupRequest, CollectionRequest
 from nnclr_hub.workbench.probes import ProbeFit
 from nnclr_hub.workbench.reembedding import ReembedRequest
-from nnclr_hub.workbench.tasks import Request, TaskContext, all_tasks
+from nnclr_hub.workbench.requests import Request
+from nnclr_hub.workbench.tasks import TaskContext, all_tasks
 
 IMAGES = 24
 STARTER = "nnclr_resnet18_free_starter"  # which each server has

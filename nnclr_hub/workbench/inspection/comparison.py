@@ -31,10 +31,11 @@ from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.bench import Report
+from nnclr_hub.workbench.bench import LocalBench, Report
 from nnclr_hub.workbench.inspection.subject import inspected_files
 from nnclr_hub.workbench.labels import label_text
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import TaskContext, portion, task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -136,7 +137,7 @@ class ComparisonRequest(Request):
 
 
 @task("comparison", ComparisonRequest, path="/collections/{collection}/comparisons")
-def compare_encoders(bench: Any, request: ComparisonRequest, context: TaskContext) -> dict[str, Any]:
+def compare_encoders(bench: LocalBench, request: ComparisonRequest, context: TaskContext) -> dict[str, Any]:
     """Compare encoders on a collection; names of hand-crafted features are not models."""
     collection = bench.collection(request.collection)
     sources = [
