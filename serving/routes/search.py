@@ -242,7 +242,7 @@ class _Search:
         Args:
             vectors: of all images, made by this model.
         """
-        collection = self._here.workbench.collection(self._name)
+        collection = self._here.workbench.store.get(self._name)
         if model is not None and model.fingerprint != collection.spec.fingerprint and self.model() is not model:
             return None
         found: dict[int, list[bytes] | NNCLRHubError] = {}
