@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.spec import CollectionSpec, Compared, IndexName, Metric, Precision
+from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, CollectionSpec, Compared, IndexName, Metric, Precision
 from nnclr_hub.store.where import check_key
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def option(doc: str, default: Any = MISSING, *, hidden: bool = False, **limits: 
     """Return a field of a request.
 
     Args:
-        doc: description in the REST schema.
+        doc: description in the REST schema; "": the one in the docstring of the class.
         hidden: clients neither set nor see it, such as a path of the server.
         limits: ge, gt, le, lt, min_length and max_length, as pydantic has them; None is always allowed.
     """
@@ -226,9 +226,9 @@ class NewCollection:
     """
 
     model: str | None = None
-    dim: int | None = None
+    dim: int | None = option("", None, ge=1, le=MAX_DIM)
     metric: Metric = "cosine"
-    indexed: Sequence[str] = ("label",)
+    indexed: Sequence[str] = option("", ("label",), max_length=MAX_INDEXED)
     index: IndexName = "auto"
     precision: Precision = "f32"
     vectors: Compared = "auto"

@@ -40,6 +40,7 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
+from nnclr_hub.workbench.requests import option
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -151,13 +152,13 @@ class SearchQuery:
 
     positive: Sequence[Example]
     negative: Sequence[Example] = ()
-    k: int = 10
-    offset: int = 0
+    k: int = option("", 10, ge=1, le=checks.MAX_SEARCH_K)
+    offset: int = option("", 0, ge=0, le=checks.MAX_SEARCH_K - 1)
     where: Where | None = None
     exact: bool = False
     score_threshold: float | None = None
     with_vector: bool = False
-    effort: int | None = None
+    effort: int | None = option("", None, ge=1, le=checks.MAX_SEARCH_EFFORT)
     with_percentile: bool = False
     group_by: str | None = None
 

@@ -23,7 +23,7 @@ from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.store.index_kinds import AUTO
 from nnclr_hub.store.reports import CollectionInfo
-from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared
+from nnclr_hub.store.spec import Compared
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.label_keys import KEYS, LabelKeys, read_label_keys, write_label_keys
 from nnclr_hub.workbench.privacy import public_name, without_paths
@@ -37,14 +37,12 @@ from ..telemetry import measured
 from .router import FAILED_WRITE, Here, Parts, Router, source_with_reading
 from .schemas import (
     FIRST_WRONG,
-    INTEGRAL,
     CollectionName,
     IndexedKey,
     Name,
     Strict,
     WhereText,
     described,
-    optional,
     read_where,
     schema_of,
 )
@@ -65,8 +63,7 @@ _VECTORS = (
 class CollectionRequest(
     schema_of(
         NewCollection,
-        dim=(optional(Annotated[int, Field(ge=1, le=MAX_DIM), INTEGRAL]), None),
-        indexed=Annotated[list[IndexedKey], FIRST_WRONG, Field(max_length=MAX_INDEXED)],
+        indexed=Annotated[list[IndexedKey], FIRST_WRONG],
         vectors=Annotated[Compared, described(_VECTORS)],
     )
 ):

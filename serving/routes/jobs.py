@@ -22,8 +22,8 @@ from pydantic import ConfigDict, Field, FiniteFloat, StrictInt, StrictStr, model
 
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench.duplicates import check_pair_score
+from nnclr_hub.workbench.inspection.comparison import MAX_COMPARED
 from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.probes import refuse_taken_probe
 from nnclr_hub.workbench.source_folders import SourceFolders
@@ -34,9 +34,8 @@ from ..answers import PartsResponse, encoded
 from ..jobs import JobStatus, own_tasks
 from ..request_bodies import check_count
 from .router import FAILED_WRITE, Here, Parts, Router, served_names, served_source
-from .schemas import FIRST_WRONG, CollectionName, ImageText, Name, Strict, one_of, optional, schema_of
+from .schemas import CollectionName, ImageText, Name, Strict, limited, one_of, optional, schema_of
 
-MAX_COMPARED = 8  # encoders
 MOST_PAGE = 4_000_000  # bytes of a list of jobs, whose parameters may be long
 CHECK_S = 0.25  # between two looks at a job that is followed
 HEARTBEAT_S = 15.0
@@ -245,7 +244,6 @@ def _index(here: Parts, params: Params) -> tuple[Params, Params]:
 
 
 def _comparison(here: Parts, params: Params) -> tuple[Params, Params]:
-    check_key(params["field"])
     names = {source: public for public, source in served_names(here.engines).items()}
     compared: dict[str, str | None] = {}  # the source of each, by its public name; None: hand-crafted
     for one in params["models"] or [*list(names.values())[: MAX_COMPARED - 1], "pixels"]:
@@ -342,11 +340,6 @@ STARTS = {
         about="Compare encoders on the thumbnails of a collection: cross-validated accuracy, and scores without labels."
         "\n\nAt most 1000 items are compared, if possible with labels. The job's result has the scores with 95% "
         "intervals, and a conclusion.",
-        body=schema_of(
-            TASKS["comparison"].request,
-            collection=None,
-            models=(optional(Annotated[list[str], FIRST_WRONG, Field(max_length=MAX_COMPARED)]), None),
-        ),
         prepare=_comparison,
     ),
     "probe_fit": Start(
@@ -399,8 +392,8 @@ def declare(task: Task, router: Router) -> None:
     if task.query:
         hints = get_type_hints(task.request)
         for name, one in options.items():
-            query = Query(description=one.metadata["doc"], **one.metadata["limits"])
-            parameters[name] = (Annotated[hints[name], query], one.default)
+            kind = limited(hints[name], one.metadata["limits"])
+            parameters[name] = (Annotated[kind, Query(description=one.metadata["doc"])], one.default)
     elif options:
         parameters["body"] = how.body or schema_of(task.request, **({"collection": None} if in_path else {}))
     made = [
