@@ -93,10 +93,10 @@ class RemoteJobs:
         end = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_PAUSE_S
         afterwards = f"The job {id} continues when the server starts again."
-        call = Call("GET", _path(id), patience=PATIENCE_S, afterwards=afterwards)
+        connection, call = self._connection.patient(PATIENCE_S, afterwards), Call("GET", _path(id))
         try:
             while True:
-                job = self._connection.send(call).read(Job.of)
+                job = connection.send(call).read(Job.of)
                 progress(job.done, job.total)
                 if job.error is not None:
                     raise job.error
