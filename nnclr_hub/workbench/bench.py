@@ -23,13 +23,13 @@ import numpy as np
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServerUnreachable
 from nnclr_hub.store.base import ById, Collection, Item, Progress, VectorStore
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport
-from nnclr_hub.workbench.models import Models
-from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage, Request
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import Embedder, ImageLike
+    from nnclr_hub.workbench.models import Models
+    from nnclr_hub.workbench.originals import Originals
 
 log = logging.getLogger(__name__)
 Report = Callable[[str], Progress]  # the title of a step -> its progress
