@@ -112,7 +112,7 @@ function jobLine({id, kind, params, created}, canWrite) {
 }
 
 /** A sentence on the result, the rest as a list, and a link to the collection. @param {import('./api.js').Job} job */
-function resultOf({kind, params, result, left_out: leftOut}) {
+function resultOf({kind, params, result, truncated}) {
   const {
     collection,
     added,
@@ -154,7 +154,7 @@ function resultOf({kind, params, result, left_out: leftOut}) {
           )
         : '',
     ),
-    leftOut ? make('p', {class: 'note'}, leftOut) : '',
+    truncated ? make('p', {class: 'note'}, truncated) : '',
     make(
       'dl',
       {},

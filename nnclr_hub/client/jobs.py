@@ -29,7 +29,7 @@ class Job:
     done, total: the progress; total is 0 until it is known.
     eta_s: estimated remaining seconds, if known.
     result: JSON, once it is done.
-    left_out: what is missing in a result that was too long.
+    truncated: what is missing in a result that was too long.
     error: why it failed.
     """
 
@@ -40,7 +40,7 @@ class Job:
     total: int
     eta_s: float | None
     result: Mapping[str, Any] | None
-    left_out: str
+    truncated: str
     error: NNCLRHubError | None
 
     @property
@@ -51,7 +51,7 @@ class Job:
     def of(cls, body: dict[str, Any]) -> Job:
         """Read a job."""
         error = body["error"] and make_error(body["error"]["code"], body["error"]["detail"])
-        names = ("id", "kind", "state", "done", "total", "eta_s", "result", "left_out")
+        names = ("id", "kind", "state", "done", "total", "eta_s", "result", "truncated")
         return cls(**{name: body[name] for name in names}, error=error or None)
 
 
@@ -103,8 +103,8 @@ class RemoteJobs:
                 if job.state == "cancelled":
                     raise ServiceError(f"Job {id} ({job.kind}) was cancelled after {job.done} of {job.total}.")
                 if job.has_ended:
-                    if job.left_out:
-                        log.warning("the result of job %s (%s) is incomplete: %s", id, job.kind, job.left_out)
+                    if job.truncated:
+                        log.warning("the result of job %s (%s) is incomplete: %s", id, job.kind, job.truncated)
                     return job
                 if end is not None and time.monotonic() + pause > end:
                     what = f"Job {id} ({job.kind}) is not done after {timeout:g} s"

@@ -372,9 +372,9 @@ class RemoteCollection(Collection):
         """Return an inspection; without a number, the newest. `is_current` compares it with the collection."""
         known = self._ask("GET", f"inspections/{number or 'latest'}", dict)
         path = f"inspections/{known['number']}"  # another inspection may become the newest
-        if known["left_out"]:
+        if known["truncated"]:
             log.warning(
-                "the findings of inspection %s of %s are incomplete: %s", known["number"], self.name, known["left_out"]
+                "the findings of inspection %s of %s are incomplete: %s", known["number"], self.name, known["truncated"]
             )
         ids = self._ask("GET", f"{path}/ids", lambda body: body["ids"])
         arrays: dict[str, Any] = {}

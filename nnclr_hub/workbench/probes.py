@@ -83,7 +83,7 @@ class ProbeEvaluation:
     none: share of the rows that fell below the threshold.
     images: how many rows were scored.
     unknown: how many of these have a class that the probe lacks, by class; they count as wrong.
-    left_out: one sentence for each reason why images were not scored.
+    notes: one sentence for each reason why images were not scored.
     interval: 95% interval of top1; None for several labels a row.
     """
 
@@ -92,7 +92,7 @@ class ProbeEvaluation:
     none: float
     images: int
     unknown: dict[str, int]
-    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
 
 
@@ -450,7 +450,7 @@ def evaluate_probe(
     unknown = tuple(sorted(set(map(str, read.classes)) - set(names)))
     rated = score_probe(probe, read.vectors, read.targets((*names, *unknown)), unknown)
     sentences = [f"{bare} images without a label"] * bool(bare) + [f"{path}: {reason}" for path, reason in broken]
-    return replace(rated, left_out=tuple(sentences))
+    return replace(rated, notes=tuple(sentences))
 
 
 def score_probe(

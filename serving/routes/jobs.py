@@ -80,7 +80,7 @@ class JobResponse(Strict):
     started: float | None
     ended: float | None
     result: dict[str, Any] | None = Field(description="null until the job is done, and in lists")
-    left_out: str = Field("", description="what is missing in a result that would be longer than an answer may be")
+    truncated: str = Field("", description="what is missing in a result that would be longer than an answer may be")
     error: JobError | None
 
     @classmethod

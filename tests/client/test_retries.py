@@ -169,7 +169,7 @@ INFO = dict.fromkeys(("count", "durable_seq", "indexed_seq", "vectors_seq", "dim
 INFO |= dict.fromkeys(("model", "fingerprint", "state", "index_in_use"), "") | {"recall_estimate": None}
 INFO |= {"name": "c", "metric": "cosine", "indexed": [], "index": "auto", "precision": "f32", "vectors": "raw"}
 JOB = {"id": "1", "kind": "import", "state": "queued", "done": 0, "total": 0, "eta_s": None, "result": None}
-JOB |= {"left_out": "", "error": None}
+JOB |= {"truncated": "", "error": None}
 # what the server answers to an upload
 UPLOADS = {
     "folder": [INFO, {"items": [], "cursor": None}, {"results": [{"index": 0, "id": "a"}]}],

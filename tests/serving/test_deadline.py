@@ -236,10 +236,10 @@ def test_findings_that_are_too_long_are_cut_and_say_what_is_missing(hurried, hur
     whole = hurried_client.get(f"{path}/latest").json()
     monkeypatch.setattr(hurried.app.state.settings, "answer_bytes", 8000)
     cut = hurried_client.get(f"{path}/latest").json()
-    assert whole["left_out"] == ""
+    assert whole["truncated"] == ""
     assert cut["findings"].keys() == whole["findings"].keys()
     kept, there = (len(one["findings"]["outliers"]) for one in (cut, whole))
-    assert f"{there - kept} of the {there} entries of `outliers`" in cut["left_out"]
+    assert f"{there - kept} of the {there} entries of `outliers`" in cut["truncated"]
     assert cut["findings"]["outliers"] == whole["findings"]["outliers"][:kept]
 
 

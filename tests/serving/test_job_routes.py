@@ -338,7 +338,7 @@ def test_files_outside_the_folders_are_not_read(client, server, album, photos):
     assert [info.name for info in server.bench.store.list()] == ["album"]
     body = {"model": server.other.name, "skip_missing": True}
     job = ended(client, client.post("/api/v1/collections/album/reembed", json=body))
-    assert (job["state"], job["result"]["items"], job["result"]["left_out_count"]) == ("done", 60, 1)
+    assert (job["state"], job["result"]["items"], job["result"]["skipped_count"]) == ("done", 60, 1)
 
 
 def test_without_source_folders_reembedding_reports_missing_images(client, server, album, monkeypatch):

@@ -47,7 +47,7 @@ TASKS: dict[str, tuple[Callable[[dict[str, Path]], Request], dict[str, Any]]] = 
     ),
     "reembed": (
         lambda files: ReembedRequest("reembed", STARTER),
-        {"items": IMAGES, "kept": "reembed.old", "left_out_count": 0},
+        {"items": IMAGES, "kept": "reembed.old", "skipped_count": 0},
     ),
     "index": (lambda files: IndexRequest("index", folder="b"), {"added": IMAGES // 2, "replaced": 0, "unchanged": 0}),
 }
