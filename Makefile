@@ -62,8 +62,8 @@ gpu: $(VENV)/.dev  ## test on a CUDA device, then benchmark it into OUT; see doc
 crash: $(VENV)/.dev  ## run the long crash tests for 40 minutes: kill -9, power loss, damaged files, full disks
 	NNCLR_CRASH_SECONDS=600 $(BIN)/python -m pytest -m 'slow or not slow' $(CRASH) $(ARGS)
 
-soak: $(VENV)/.dev  ## load a server for MINUTES with damaged images and canceled requests; writes PLOT
-	$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10) --plot $(or $(PLOT),soak.png) $(ARGS)
+soak: $(VENV)/.dev  ## load a server for MINUTES with damaged images and canceled requests
+	NNCLR_SOAK_MINUTES=$(or $(MINUTES),10) $(BIN)/python -m pytest -m slow -k memory -rP tests/serving/test_soak.py $(ARGS)
 
 bench: $(VENV)/.dev  ## run the main benchmarks; each prints its command and its baseline
 	$(BIN)/python benchmarks/folder.py

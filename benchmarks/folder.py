@@ -28,6 +28,7 @@ import timm.data
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from report import make_images
 from torch.utils.data import DataLoader, Dataset
 
 from nnclr_hub.bulk import embed_shards, open_shards
@@ -138,21 +139,6 @@ def into_shards(encoder: Encoder, given: list[Path]) -> Callable[[], np.ndarray]
             return np.concatenate([shard.vectors for shard in open_shards(Path(scratch))])
 
     return run
-
-
-def make_images(folder: Path, count: int, size: tuple[int, int]) -> Path:
-    """Write JPEGs of that size: resized crops of scikit-image's photos, quality 90."""
-    from skimage import data
-
-    photos = [Image.fromarray(getattr(data, name)()) for name in ("astronaut", "coffee", "cat")]
-    rng = np.random.default_rng(0)
-    for index in range(count):
-        photo = photos[index % len(photos)]
-        side = int(rng.integers(200, min(photo.size)))
-        left, top = (int(rng.integers(0, whole - side + 1)) for whole in photo.size)
-        crop = photo.crop((left, top, left + side, top + side * size[1] // size[0]))
-        crop.resize(size, Image.Resampling.BICUBIC).save(folder / f"{index:04}.jpg", quality=90)
-    return folder
 
 
 if __name__ == "__main__":

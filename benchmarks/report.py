@@ -1,4 +1,4 @@
-"""Output of the benchmarks: command, machine, commit, and results."""
+"""What benchmarks share: a report of command, machine, commit and results, clocks, and images."""
 
 from __future__ import annotations
 
@@ -73,3 +73,21 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 def spread(values: Sequence[float], form: str = ".2f") -> str:
     """Format the median and, in brackets, the range."""
     return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
+def make_images(folder: Path, count: int, size: tuple[int, int]) -> Path:
+    """Write JPEGs of that size: resized crops of scikit-image's photos, quality 90."""
+    import numpy as np
+    from PIL import Image
+    from skimage import data
+
+    folder.mkdir(exist_ok=True)
+    photos = [Image.fromarray(getattr(data, name)()) for name in ("astronaut", "coffee", "cat")]
+    rng = np.random.default_rng(0)
+    for index in range(count):
+        photo = photos[index % len(photos)]
+        side = int(rng.integers(200, min(photo.size)))
+        left, top = (int(rng.integers(0, whole - side + 1)) for whole in photo.size)
+        crop = photo.crop((left, top, left + side, top + side * size[1] // size[0]))
+        crop.resize(size, Image.Resampling.BICUBIC).save(folder / f"{index:04}.jpg", quality=90)
+    return folder

@@ -31,6 +31,7 @@ class ServerProcess:
         store: its folder or address.
         model: source of the encoder; None: the default starter.
         log: file for its output; next to the store by default.
+        program: arguments of Python that run the command line.
         flags: further arguments of the command.
         settings: NNCLR_* variables of its environment, without the prefix.
     """
@@ -41,13 +42,14 @@ class ServerProcess:
         *,
         model: str | None = None,
         log: Path | None = None,
+        program: Sequence[str] = ("-m", "nnclr_hub.cli"),
         flags: Sequence[str] = (),
         **settings: Any,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log or Path(store).with_suffix(".log")
-        self._command = [sys.executable, "-m", "nnclr_hub.cli", "serve", "--store", str(store), "--no-page"]
+        self._command = [sys.executable, *program, "serve", "--store", str(store), "--no-page"]
         self._command += ["--port", str(self.port), *(["--model", model] if model else []), *flags]
         given = {f"NNCLR_{name.upper()}": str(value) for name, value in settings.items()}
         self._environment = {**os.environ, **given}

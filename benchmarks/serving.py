@@ -32,9 +32,8 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import numpy as np
 from PIL import Image
-from report import Report, seconds, spread
+from report import Report, make_images, seconds, spread
 from server_process import ServerProcess, free_port
 from store_data import Clusters
 
@@ -62,7 +61,7 @@ def main() -> None:
 
 
 def embed(report: Report, chosen: argparse.Namespace, folder: Path) -> None:
-    images, port = make_images(folder / "images"), free_port()
+    images, port = make_images(folder / "images", 64, (480, 360)), free_port()
     ratios: dict[str, list[float]] = {"one a request over bulk": [], "64 a request over bulk": [], "over FastAPI": []}
     server = ServerProcess(folder / "store", model=chosen.model)
     with server, side("bulk", chosen.model, images) as bulk, side("plain", chosen.model, port) as handler:
@@ -227,19 +226,6 @@ def message(path: str, host: str, blobs: list[bytes], first: int, each: int) -> 
         body, kind = body + f"--{BOUNDARY}--\r\n".encode(), f"multipart/form-data; boundary={BOUNDARY}"
     lines = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n\r\n"
     return lines.encode() + body
-
-
-def make_images(folder: Path, count: int = 64) -> Path:
-    from skimage import data
-
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    photos = [Image.fromarray(getattr(data, name)()).resize((720, 540)) for name in ("astronaut", "coffee", "cat")]
-    for number in range(count):
-        left, top = int(rng.integers(0, 240)), int(rng.integers(0, 180))
-        crop = photos[number % len(photos)].crop((left, top, left + 480, top + 360))
-        crop.save(folder / f"{number:02}.jpg", quality=90)
-    return folder
 
 
 if __name__ == "__main__":

@@ -12,15 +12,14 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
+
+from report import make_images
+from server_process import ServerProcess
 
 from nnclr_hub.hub.registry import default_model
 
@@ -30,8 +29,6 @@ WITHOUT = (
     "import sys; [sys.modules.__setitem__(name, None) for name in ('torch', 'torchvision', 'timm', 'matplotlib')]; "
 )
 MAIN = "from nnclr_hub.cli import main; main()"
-PORT = 8765
-READY_S = 120
 
 
 def main() -> None:
@@ -48,7 +45,7 @@ def main() -> None:
 
 def verbs(folder: Path, rounds: int) -> None:
     """Print the table of verbs; a first round, which is not counted, fills the caches."""
-    images = generate(folder / "images")
+    images = make_images(folder / "images", 100, (640, 480))
     query, place = str(next(images.rglob("*.jpg"))), ["--collection", "photos", "--store", str(folder / "store")]
     environment = os.environ | {"NNCLR_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
     search = ["search", query, *place]
@@ -62,7 +59,7 @@ def verbs(folder: Path, rounds: int) -> None:
         "index": lambda more: run(more[0], ["index", str(images), *place, *more[1]], environment),
         "search": lambda more: run(more[0], [*search, *more[1]], environment),
         "info": lambda more: run(more[0], ["info", default_model(), *more[1]], environment),
-        "serve, ready": lambda more: ready(more[0], ["serve", *place[2:], *more[1]], environment),
+        "serve, ready": lambda more: ready(more[0], folder, more[1]),
     }
     print("| verb | mode | CPU seconds | of `--backend torch` | MB |\n|---|---|---|---|---|")
     for verb, command in commands.items():
@@ -100,49 +97,14 @@ def run(program: str, arguments: list[str], environment: dict[str, str]) -> tupl
     return used.ru_utime + used.ru_stime, used.ru_maxrss / 1024
 
 
-def ready(program: str, arguments: list[str], environment: dict[str, str]) -> tuple[float, float]:
+def ready(program: str, folder: Path, flags: list[str]) -> tuple[float, float]:
     """Return CPU seconds of a server until it is ready, and its resident MB then, idle."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *arguments, "--port", str(PORT)],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        began = time.monotonic()
-        while not answers(f"http://127.0.0.1:{PORT}/readyz"):
-            if process.poll() is not None or time.monotonic() - began > READY_S:
-                raise SystemExit(f"the server did not become ready; it ended with {process.poll()}")
-            time.sleep(0.2)
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+    with ServerProcess(folder / "store", program=("-c", program), flags=flags, cache=folder / "cache") as server:
+        fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
         seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        status = Path(f"/proc/{process.pid}/status").read_text()
+        status = Path(f"/proc/{server.pid}/status").read_text()
         memory = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS"))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait()
     return seconds, memory / 1024
-
-
-def answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return response.status == 200
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def generate(folder: Path) -> Path:
-    """Write 100 images of noise and gradients."""
-    import numpy as np
-    from PIL import Image
-
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    for number in range(100):
-        small = Image.fromarray(rng.integers(0, 256, (6, 8, 3), np.uint8))
-        small.resize((640, 480), Image.Resampling.BICUBIC).save(folder / f"{number:03}.jpg")
-    return folder
 
 
 def installs(extras: list[str]) -> None:

@@ -1,11 +1,11 @@
 """A short soak test: a saturated server, damaged images, and clients that disconnect."""
 
 import gc
+import os
+import sys
 
 import pytest
-
-from benchmarks.soak import Sample, Soak, judge_memory, soak
-from benchmarks.soak_load import Heard, Ledger
+from soak import Heard, Ledger, Sample, Soak, judge_memory, soak, table
 
 # a client cancelled while it connects leaves asyncio's transport to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
@@ -29,8 +29,10 @@ def test_every_request_is_answered_once_and_the_server_stays_ready(tmp_path, mon
 
 
 @pytest.mark.slow
-def test_memory_is_constant_over_minutes(model, tmp_path):
-    done = soak(tmp_path, 300, model=str(model))
+def test_memory_is_constant_over_minutes(tmp_path, monkeypatch):
+    monkeypatch.setenv("NNCLR_BACKEND", "auto")
+    done = soak(tmp_path, 60 * float(os.environ.get("NNCLR_SOAK_MINUTES", "5")))
+    sys.stdout.write(table(done))
     check(done)
     assert judge_memory(done) == []
 
@@ -40,7 +42,6 @@ def test_the_soak_detects_growth_and_lost_items():
     assert judge_memory(Soak(Heard(), flat, [], 100)) == []
     growing = [Sample(float(i), 500 + 5 * i, 40, 20) for i in range(100)]
     assert "memory grew" in judge_memory(Soak(Heard(), growing, [], 100))[0]
-    assert Soak(Heard(), growing, [], 100).slope == pytest.approx(300)
     leaking = [Sample(float(i), 500, 40 + 2 * i, 20) for i in range(100)]
     assert "files" in judge_memory(Soak(Heard(), leaking, [], 100))[0]
     ledger = Ledger({"a", "b"}, {"c"})

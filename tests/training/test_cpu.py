@@ -59,7 +59,7 @@ def heap_growth() -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="an option of glibc")
 def test_large_blocks_stay_with_the_process():
     with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as child:  # the option lasts with the process
-        # part of the block may lie in what was free on the heap; in a mapping of its own, it adds nothing
+        # the heap had some free space before; a block in a separate mapping would add nothing
         assert child.submit(heap_growth).result() > 1 << 30
 
 

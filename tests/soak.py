@@ -1,7 +1,9 @@
-"""The load of the soak: callers that embed, search, store and delete, and record the responses.
+"""A long run at saturation: is every request answered once, is the memory flat, is the server ready at the end?
 
-Each caller has its ids and knows what the collection must hold of them. Some requests are damaged or cancelled. A
-cancelled write may or may not have happened, so its ids become unsure.
+More callers than the server has capacity for send embeddings, searches, uploads, vectors and deletions without a pause.
+5% of the images are damaged, and callers cancel 8% of the requests. A caller has its ids and knows what the collection
+must hold of them; a canceled write may or may not have happened, so its ids become unsure. At the end the server must
+be ready, hold exactly what it acknowledged, and stop cleanly after SIGTERM.
 """
 
 from __future__ import annotations
@@ -12,14 +14,19 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 from PIL import Image
 
+from benchmarks.server_process import ServerProcess
+
+SETTLED = 0.4  # share of the run after which memory has to be flat: pools, caches and the index have grown by then
+MAY_GROW = 0.05  # of it, over the rest of the run
 COLLECTION = "/api/v1/collections/soak"
 IDS = 60  # that a caller uses at a time
 # statuses that a loaded server may return; any other fails the soak
@@ -208,3 +215,134 @@ class Caller:
 
 def _is_busy(response: httpx.Response | None) -> bool:
     return response is not None and response.status_code == 429
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The server's process at one time: seconds since the start, resident MB, open files, threads."""
+
+    at: float
+    rss: float
+    files: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Soak:
+    """Result of a run."""
+
+    heard: Heard
+    samples: Sequence[Sample]
+    wrong: Sequence[str]
+    seconds: float
+
+    def settled(self) -> list[Sample]:
+        """Return the samples of the part in which nothing may grow."""
+        return [one for one in self.samples if one.at >= SETTLED * self.seconds]
+
+    @property
+    def growth(self) -> float:
+        """How much larger its second half is than its first, as a share."""
+        rss = [one.rss for one in self.settled()]
+        half = len(rss) // 2
+        return float(np.median(rss[half:]) / np.median(rss[:half])) - 1
+
+
+def sample(pid: int, began: float) -> Sample:
+    """Read /proc."""
+    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    return Sample(time.monotonic() - began, int(status["VmRSS"].split()[0]) / 1000, files, int(status["Threads"]))
+
+
+async def load(
+    server: ServerProcess, seconds: float, requests: int, callers: int, dim: int
+) -> tuple[Heard, list[Sample], Ledger]:
+    """Run callers for a time and a number of requests; return responses, samples and the expected content."""
+    heard, samples, began = Heard(), [], time.monotonic()
+
+    def enough() -> bool:
+        return time.monotonic() - began >= seconds and heard.requests >= requests
+
+    images = make_images(64)
+    # a connection that the server closes as idle, while it is being used again, would look like a lost request
+    limits = httpx.Limits(max_connections=callers, max_keepalive_connections=callers, keepalive_expiry=1.0)
+    async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as http:
+        crowd = [Caller(i, http, dim, images, heard) for i in range(callers)]
+        running = [asyncio.create_task(caller.run(enough)) for caller in crowd]
+        while not all(task.done() for task in running):
+            samples.append(sample(server.pid, began))
+            await asyncio.wait(running, timeout=min(1.0, seconds / 40))
+        for task in running:
+            task.result()
+    ledger = Ledger()
+    for caller in crowd:
+        ledger.there |= caller.ledger.there
+        ledger.unsure |= caller.ledger.unsure
+    return heard, samples, ledger
+
+
+def listed(http: httpx.Client) -> list[str]:
+    """Return the ids of the collection, page by page."""
+    ids, cursor = [], None
+    while True:
+        body = http.get(f"{COLLECTION}/items", params={"limit": 500} | ({"cursor": cursor} if cursor else {})).json()
+        ids += [item["id"] for item in body["items"]]
+        cursor = body["cursor"]
+        if cursor is None:
+            return ids
+
+
+def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48) -> Soak:
+    """Run from an empty store to the server's end; longer than `seconds` if `requests` take longer."""
+    # room for a quarter of the callers' images, so that it is refused what it cannot take
+    with ServerProcess(folder / "store", capacity=max(4, callers // 4), deadline_s=20) as server:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
+            dim = http.put(COLLECTION, json={}).json()["dim"]
+            heard, samples, ledger = asyncio.run(load(server, seconds, requests, callers, dim))
+            wrong = list(heard.wrong)
+            # broken-off writes that the server had taken in are still being done
+            time.sleep(2)
+            ready = http.get("/readyz")
+            wrong += [] if ready.status_code == 200 else [f"not ready at the end: {ready.text}"]
+            ids = listed(http)
+            twice = [id for id, count in Counter(ids).items() if count > 1]
+            wrong += [f"listed twice: {twice[:5]}"] if twice else []
+            wrong += ledger.differences(set(ids))
+            count = http.get(COLLECTION).json()["count"]
+            wrong += [] if count == len(ids) else [f"it counts {count} items and lists {len(ids)}"]
+        code = server.terminate()
+        wrong += [] if code == 0 else [f"SIGTERM ended it with {code}"]
+        wrong += ["its log holds a traceback"] if "Traceback" in server.log.read_text() else []
+    return Soak(heard, samples, wrong, max(seconds, samples[-1].at))
+
+
+def judge_memory(done: Soak) -> list[str]:
+    """Return sentences if the process grew after it had settled."""
+    wrong = [] if done.growth <= MAY_GROW else [f"memory grew by {done.growth:.1%} after it had settled"]
+    settled = done.settled()
+    for name in ("files", "threads"):
+        first, last = (getattr(settled[i], name) for i in (0, -1))
+        wrong += [f"open {name} went from {first} to {last}"] if last > first + 60 else []
+    return wrong
+
+
+def table(done: Soak) -> str:
+    """Return the outcomes as Markdown."""
+    rows = [
+        "| request | " + " | ".join(outcomes := sorted({o for _, o in done.heard.outcomes})) + " | p50 ms | p99 ms |"
+    ]
+    rows += ["|---" * (len(outcomes) + 3) + "|"]
+    for kind in sorted({kind for kind, _ in done.heard.outcomes}):
+        counts = [str(done.heard.outcomes[kind, outcome] or "") for outcome in outcomes]
+        times = 1000 * np.percentile(done.heard.seconds.get(kind) or [np.nan], (50, 99))
+        rows.append(f"| {kind} | " + " | ".join(counts) + f" | {times[0]:.0f} | {times[1]:.0f} |")
+    settled = done.settled()
+    rows += [
+        "",
+        f"{done.heard.requests} requests in {done.seconds:.0f} s, {done.heard.requests / done.seconds:.0f} a second; "
+        f"memory {settled[0].rss:.0f} to {settled[-1].rss:.0f} MB after it had settled, "
+        f"at most {max(one.rss for one in done.samples):.0f} MB; open files {settled[0].files} to {settled[-1].files}, "
+        f"threads {settled[0].threads} to {settled[-1].threads}",
+    ]
+    return "\n".join(rows)
