@@ -23,7 +23,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,7 +36,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NotReady, Overloaded, R
 from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench.privacy import public_name
 
-from .limits import Admission, loading
+from .limits import Admission
 from .settings import Settings
 from .stages import DecodeWorkers, Device, ImageTask, Request, Result, size_of
 from .telemetry import Metrics, current, measured
@@ -71,7 +71,7 @@ class Engine:
         self.own_transform = not isinstance(encoder.transform, EvalTransform)
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
         self._settings = settings
-        self._building = asyncio.Lock()
+        self._building: Future[Any] | None = None  # of what attention needs
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
         self._device = Device(encoder, settings, lambda: self.in_work, self.metrics, self._test)
         self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
@@ -127,12 +127,17 @@ class Engine:
     async def load_attention_async(self) -> int | None:
         """Build the network that attention needs, once; the first call takes seconds, because it may import torch.
 
+        A request that does not wait so long leaves, and the building continues for the next one.
+
         Returns:
             Number of attention heads that `head` selects from; None for networks without them.
         """
-        async with self._building:  # the others wait here, and not in a thread each
-            with loading():
-                await asyncio.to_thread(lambda: self.encoder.attention_extractor)
+        if self._building is None or (self._building.done() and self._building.exception() is not None):
+            builder = ThreadPoolExecutor(1, thread_name_prefix="attention")
+            self._building = builder.submit(lambda: self.encoder.attention_extractor)
+            builder.shutdown(wait=False)
+        await _done(self._building, asyncio.get_running_loop())  # all wait here, and not in a thread each
+        self._building.result()
         return self.encoder.heads
 
     async def attention_maps_async(

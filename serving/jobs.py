@@ -78,7 +78,7 @@ class JobStatus:
     notes: what the work saved for the next attempt, as JSON.
     cancelling: whether its cancellation was requested and has not happened yet.
     data: the result of a job that is done, as JSON; None in lists.
-    left_out: what is missing in a result that was too long.
+    truncated: what is missing in a result that was too long.
     error: status, code and detail of a job that failed.
     changes: increases with every visible change.
     """
@@ -99,7 +99,7 @@ class JobStatus:
     notes: Mapping[str, Any] = field(default_factory=dict)
     cancelling: bool = False
     data: bytes | None = None
-    left_out: str = ""
+    truncated: str = ""
     error: Mapping[str, Any] | None = None
     changes: int = 0
 
@@ -565,8 +565,8 @@ class Jobs:
         except Cancelled:
             self._wait_for_disk(lambda: self._end(active, "cancelled"))
         else:
-            data, left_out = bounded(result, self._most)
-            changes = {"data": data, "left_out": left_out, "done": active.job.total}
+            data, truncated = bounded(result, self._most)
+            changes = {"data": data, "truncated": truncated, "done": active.job.total}
             self._wait_for_disk(lambda: self._end(active, "done", *context.writes, **changes))
 
     def _fail(self, active: ActiveJob, error: Exception) -> None:

@@ -12,7 +12,8 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record
 from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.tasks import Cancelled, Request, Task, TaskContext, option
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import Cancelled, Task, TaskContext
 from serving.jobs import Jobs
 from serving.telemetry import Metrics
 

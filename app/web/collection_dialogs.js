@@ -137,7 +137,7 @@ export async function manage(info, aliases, collections, redraw) {
     say(done);
   };
   const job = (/** @type {'verify' | 'compact'} */ kind) =>
-    attempt(() => rest('POST', 'jobs', {json: {kind, collection: info.name}, noted: true}), 'It runs as a job.');
+    attempt(() => rest('POST', `${own}/${kind}`, {noted: true}), 'It runs as a job.');
   const alias = make('input', {maxlength: 128, placeholder: 'current', 'aria-label': 'New alias'});
   const change = (/** @type {() => Promise<any>} */ act) => async () => {
     await act();

@@ -10,7 +10,7 @@ import {fieldOf} from './explorer.js';
  * @property {number} made seconds since 1970
  * @property {number} items
  * @property {boolean} current whether the collection has not changed since
- * @property {string} left_out what is missing in findings that are too long for an answer; '' for nothing
+ * @property {string} truncated what is missing in findings that are too long for an answer; '' for nothing
  * @property {any} findings as in findings.json of `nnclr inspect`
  */
 

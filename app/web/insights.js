@@ -173,7 +173,7 @@ function sections(shown) {
   } = shown;
   const existing = (/** @type {any[]} */ list) => list.filter(one => items.has(one.item));
   const outliers = existing(findings.outliers.filter((/** @type {any} */ one) => one.flagged));
-  const cut = shown.inspection.left_out;
+  const cut = shown.inspection.truncated;
   const parts = [facts(shown, outliers.length), cut ? make('p.note', cut) : ''];
   parts.push(copies(shown), leaks(shown), suspects(shown));
   parts.push(

@@ -107,7 +107,7 @@ function jobLine({id, kind, params, created}, canWrite) {
 }
 
 /** A sentence on the result, the rest as a list, and a link to the collection. @param {import('./api.js').Job} job */
-function resultOf({kind, params, result, left_out: leftOut}) {
+function resultOf({kind, params, result, truncated}) {
   const {
     collection,
     added,
@@ -145,7 +145,7 @@ function resultOf({kind, params, result, left_out: leftOut}) {
           ])
         : '',
     ]),
-    leftOut ? make('p.note', leftOut) : '',
+    truncated ? make('p.note', truncated) : '',
     make(
       'dl',
       entries.flatMap(([key, value]) => [make('dt', key.replaceAll('_', ' ')), make('dd', textOf(key, value))]),

@@ -124,7 +124,7 @@ def evaluate(
     if as_json:
         print_json(asdict(result))
         return
-    for sentence in result.left_out:
+    for sentence in result.notes:
         err.print(f"left out: {sentence}", style="yellow", soft_wrap=True)
     if result.unknown:
         number, names = sum(result.unknown.values()), first_names(list(result.unknown))

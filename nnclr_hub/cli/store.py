@@ -295,10 +295,10 @@ def reembed(
             return Shown({"name": name}, f"{name} has no unfinished copy now; it was not changed.")
         with bar("embedding") as advance:
             report = bench.run("reembed", ReembedRequest(name, model, skip_missing, writes_stopped), advance)
-    left_out, kept = report["left_out_count"], report["kept"]
-    list_broken([(one["item"], f"left out: {one['reason']}") for one in report["left_out"]], left_out)
+    skipped, kept = report["skipped_count"], report["kept"]
+    list_broken([(one["item"], f"left out: {one['reason']}") for one in report["skipped"]], skipped)
     done = (
-        f"{name}: {report['items']} items by {model} ({report['embedded']} embedded now, {left_out} left out). "
+        f"{name}: {report['items']} items by {model} ({report['embedded']} embedded now, {skipped} left out). "
         f"The old collection is kept as {kept}; `nnclr store drop {kept}{place.words}` deletes it."
     )
     if report["collection"] is None:

@@ -40,9 +40,9 @@ from nnclr_hub.workbench.requests import AddRequest
 from nnclr_hub.workbench.requests import FolderRequest
 from nnclr_hub.workbench.requests import NewCollection
 from nnclr_hub.workbench.requests import NewImage
+from nnclr_hub.workbench.requests import Request
 from nnclr_hub.workbench.search_query import Answer
 from nnclr_hub.workbench.search_query import SearchQuery
-from nnclr_hub.workbench.tasks import Request
 from pathlib import Path
 from typing import Any
 from typing import Self

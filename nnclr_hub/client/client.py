@@ -15,7 +15,7 @@ from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
 from nnclr_hub.client.remote import RemoteCollection, RemoteStore
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
-from nnclr_hub.client.uploads import File, bounded, files_of, image_error
+from nnclr_hub.client.uploads import File, bounded, files_of, image_error, patiently
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -32,9 +32,9 @@ from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import IndexReport, check_images
 from nnclr_hub.workbench.metadata import path_of
 from nnclr_hub.workbench.payload import decode_vector, image_file
-from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage, Request
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
-from nnclr_hub.workbench.tasks import Request, find_task, portion
+from nnclr_hub.workbench.tasks import find_task, portion
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.attention import AttentionMap, Query
@@ -128,24 +128,26 @@ class Client:
     ) -> IndexReport:
         """Make a collection hold a folder's images; see `Bench.index_folder`."""
         request, collection, created = FolderRequest.of(folder), self.collection(name), False
+        patient = patiently(self._connection)  # after the first call, which the server has answered
         try:
             spec = collection.spec
             request.require_vectors(spec, name)
         except CollectionNotFound:
             check_images(request)
-            created = self.store.put(name, NewCollection(request.model, vectors=request.vectors or "auto"))  # type: ignore[arg-type]
+            new = NewCollection(request.model, vectors=request.vectors or "auto")  # type: ignore[arg-type]
+            created = RemoteStore(patient).put(name, new)
         else:
             options: Any = {one: getattr(spec, one) for one in ("metric", "indexed", "index", "precision", "vectors")}
             try:  # only the server knows whether the collection has this model
                 if request.model is not None:
-                    self.store.put(collection.name, NewCollection(request.model, **options))
+                    RemoteStore(patient).put(collection.name, NewCollection(request.model, **options))
             except CollectionExists as error:
                 raise FingerprintMismatch(
                     f"Collection {name!r} holds vectors of {spec.model or 'an unknown encoder'}, not of "
                     f"{request.model}; leave out the model, or use another collection."
                 ) from error
         with dropped_if_empty(self.store, name if created else None):
-            return collection.index_folder(request, progress=progress)
+            return RemoteCollection(patient, name).index_folder(request, progress=progress)
 
     def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
         """Inspect a collection in a job; write the tables. The report is a page of the web app."""

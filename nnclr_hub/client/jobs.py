@@ -12,7 +12,8 @@ from typing import Any
 from nnclr_hub.client.transport import Call, Connection, make_error
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
 from nnclr_hub.store.base import Progress
-from nnclr_hub.workbench.tasks import Request, find_task
+from nnclr_hub.workbench.requests import Request
+from nnclr_hub.workbench.tasks import find_task
 
 log = logging.getLogger(__name__)
 ROOT = "/api/v1/jobs"
@@ -28,7 +29,7 @@ class Job:
     done, total: the progress; total is 0 until it is known.
     eta_s: estimated remaining seconds, if known.
     result: JSON, once it is done.
-    left_out: what is missing in a result that was too long.
+    truncated: what is missing in a result that was too long.
     error: why it failed.
     """
 
@@ -39,7 +40,7 @@ class Job:
     total: int
     eta_s: float | None
     result: Mapping[str, Any] | None
-    left_out: str
+    truncated: str
     error: NNCLRHubError | None
 
     @property
@@ -50,7 +51,7 @@ class Job:
     def of(cls, body: dict[str, Any]) -> Job:
         """Read a job."""
         error = body["error"] and make_error(body["error"]["code"], body["error"]["detail"])
-        names = ("id", "kind", "state", "done", "total", "eta_s", "result", "left_out")
+        names = ("id", "kind", "state", "done", "total", "eta_s", "result", "truncated")
         return cls(**{name: body[name] for name in names}, error=error or None)
 
 
@@ -92,18 +93,18 @@ class RemoteJobs:
         end = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_PAUSE_S
         afterwards = f"The job {id} continues when the server starts again."
-        call = Call("GET", _path(id), patience=PATIENCE_S, afterwards=afterwards)
+        connection, call = self._connection.patient(PATIENCE_S, afterwards), Call("GET", _path(id))
         try:
             while True:
-                job = self._connection.send(call).read(Job.of)
+                job = connection.send(call).read(Job.of)
                 progress(job.done, job.total)
                 if job.error is not None:
                     raise job.error
                 if job.state == "cancelled":
                     raise ServiceError(f"Job {id} ({job.kind}) was cancelled after {job.done} of {job.total}.")
                 if job.has_ended:
-                    if job.left_out:
-                        log.warning("the result of job %s (%s) is incomplete: %s", id, job.kind, job.left_out)
+                    if job.truncated:
+                        log.warning("the result of job %s (%s) is incomplete: %s", id, job.kind, job.truncated)
                     return job
                 if end is not None and time.monotonic() + pause > end:
                     what = f"Job {id} ({job.kind}) is not done after {timeout:g} s"

@@ -14,7 +14,17 @@ import numpy as np
 
 from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
-from nnclr_hub.client.uploads import MOST, bounded, files_of, list_folder, load, own_items, send_images, upload_file
+from nnclr_hub.client.uploads import (
+    MOST,
+    bounded,
+    files_of,
+    list_folder,
+    load,
+    own_items,
+    patiently,
+    send_images,
+    upload_file,
+)
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, VectorStore, Where
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
@@ -254,11 +264,11 @@ class RemoteCollection(Collection):
 
     def add_images(self, images: AddRequest | Sequence[NewImage]) -> list[ImageError | None]:
         """Add images; return one entry per image when those that could be read are durable: None or its error."""
-        new = AddRequest.of(images).images
+        connection, new = patiently(self._connection), AddRequest.of(images).images
         errors: list[ImageError | None] = [None] * len(new)
         files = ((i, (file, new[i].note())) for i, file in files_of((one.image for one in new), errors))
         for batch in bounded(files, lambda one: len(one[1][0][1]) + len(to_json(one[1][1]).encode()) + 1):
-            answers = send_images(self._connection, f"{self._path}/items", [one for _, one in batch])
+            answers = send_images(connection, f"{self._path}/items", [one for _, one in batch])
             for (i, _), error in zip(batch, answers, strict=True):
                 errors[i] = error
         return errors
@@ -272,7 +282,8 @@ class RemoteCollection(Collection):
             raise InvalidRequest("Tiles are read from files of this machine; index into a local store.")
         listing = list_folder(request)
         self.info()  # a wrong name is reported before anything is compared
-        indexed = pages(self, {"must": [{"key": "path", "exists": True}]}, limit=PAGE, with_vector=False)
+        patient = RemoteCollection(patiently(self._connection), self.name)
+        indexed = pages(patient, {"must": [{"key": "path", "exists": True}]}, limit=PAGE, with_vector=False)
         held = {item.id: dict(item.metadata) for page in indexed for item in page if "root" in item.metadata}
         known = own_items(self.name, listing, held)
         changes = find_changes(listing, known, prune=request.prune, unique=request.source is not None)
@@ -284,7 +295,7 @@ class RemoteCollection(Collection):
             loaded = [(one, load(one, request)) for one in images]
             good = [(one, new) for one, new in loaded if isinstance(new, NewImage)]
             broken = [(one, str(error)) for one, error in loaded if isinstance(error, ImageError)]
-            errors = self.add_images([new for _, new in good])
+            errors = patient.add_images([new for _, new in good])
             broken += [(one, str(error)) for (one, _), error in zip(good, errors, strict=True) if error is not None]
             with lock:  # several workers report progress
                 failed.extend(broken)
@@ -296,8 +307,8 @@ class RemoteCollection(Collection):
         share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // request.workers)))
         parts = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
         self._connection.for_each(parts, send, request.workers)
-        self.update_each(changes.labels)
-        removed = self.delete(changes.gone) if request.prune else 0
+        patient.update_each(changes.labels)
+        removed = patient.delete(changes.gone) if request.prune else 0
         return changes.report(sorted(failed, key=lambda one: one[0].name), removed, listing.left_out)
 
     def import_file(
@@ -313,7 +324,7 @@ class RemoteCollection(Collection):
             progress: called with (done, total), in bytes.
         """
         self.info()  # a wrong name is reported before anything is read
-        return Job.of(upload_file(self._connection, f"{self._path}/imports", Path(path), format, progress))
+        return Job.of(upload_file(patiently(self._connection), f"{self._path}/imports", Path(path), format, progress))
 
     # ---- look after
 
@@ -361,9 +372,9 @@ class RemoteCollection(Collection):
         """Return an inspection; without a number, the newest. `is_current` compares it with the collection."""
         known = self._ask("GET", f"inspections/{number or 'latest'}", dict)
         path = f"inspections/{known['number']}"  # another inspection may become the newest
-        if known["left_out"]:
+        if known["truncated"]:
             log.warning(
-                "the findings of inspection %s of %s are incomplete: %s", known["number"], self.name, known["left_out"]
+                "the findings of inspection %s of %s are incomplete: %s", known["number"], self.name, known["truncated"]
             )
         ids = self._ask("GET", f"{path}/ids", lambda body: body["ids"])
         arrays: dict[str, Any] = {}

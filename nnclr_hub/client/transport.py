@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import random
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import httpx
 
@@ -35,8 +36,8 @@ from nnclr_hub.errors import (
 log = logging.getLogger(__name__)
 CONNECTIONS = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0  # between two attempts
-LOST = 5  # attempts without an answer, for a call without `patience`
-# for a call with `patience`, from the first attempt without an answer on: the limit, and what is not worth a word
+LOST = 5  # attempts without an answer, without patience
+# with patience, from the first attempt without an answer on: the limit, and what is not worth a word
 OUTAGE_S, MOMENT_S = 120.0, 1.0
 J = TypeVar("J")
 T = TypeVar("T")
@@ -87,9 +88,6 @@ class Call:
 
     json, content, files, fields: the body: JSON, bytes, or a form with parts (name, (file name, bytes)).
     parts: number of images or rows; the answer may report an error for each of them.
-    patience: seconds, beyond the client's timeout, to wait for a busy server. A server that does not answer has
-        OUTAGE_S to restart.
-    afterwards: what the user can do if the server does not answer; a sentence.
     accepts: statuses of results besides 2xx.
     once: never repeat it.
     gone: the error which, after an attempt without an answer, means that this attempt succeeded.
@@ -104,8 +102,6 @@ class Call:
     fields: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
     parts: int = 0
-    patience: float = 0.0
-    afterwards: str = ""
     accepts: Sequence[int] = ()
     once: bool = False
     gone: type[NNCLRHubError] | None = None
@@ -142,6 +138,7 @@ class Connection:
         headers = {"User-Agent": "nnclr_hub"} | ({} if key is None else {"Authorization": f"Bearer {key}"})
         self.url, self._timeout = url, timeout
         self._http = httpx.Client(base_url=url, headers=headers, limits=CONNECTIONS)
+        self._patience, self._afterwards = 0.0, ""
         self._interrupted = threading.Event()
         self._lock = threading.Lock()
         # of attempts that found no server, unless one has answered since: the first, whether it was logged, the last
@@ -150,15 +147,31 @@ class Connection:
     def close(self) -> None:
         self._http.close()
 
+    def patient(self, seconds: float, afterwards: str) -> Self:
+        """Return this connection with patience for each call of an upload, or of a wait for a job.
+
+        An upload becomes patient with its first answer: a server that has never answered probably has another address.
+
+        Args:
+            seconds: beyond the client's timeout, to wait for a busy server. A server that does not answer has OUTAGE_S
+                to restart.
+            afterwards: what the user can do if the server does not answer; a sentence.
+        """
+        if self._patience:  # the calls of one upload share their outage
+            return self
+        made = copy.copy(self)
+        made._patience, made._afterwards, made._outage = seconds, afterwards, None
+        return made
+
     def send(self, call: Call) -> Answer:
         """Return the answer of a call.
 
         Temporary refusals (429, 503) are repeated after the server's Retry-After, lost connections after an
         exponential pause with jitter. At the deadline the last error is raised. If nothing answers at all, a few
-        attempts are enough, since the address is probably wrong. Calls with patience share one limit for an outage
-        of the server, and report it once.
+        attempts are enough, since the address is probably wrong. The calls of a `patient` connection share one limit
+        for an outage of the server, and report it once.
         """
-        deadline = self.clock() + self._timeout + call.patience
+        deadline = self.clock() + self._timeout + self._patience
         lost = False  # whether an attempt without an answer may have been executed
         for attempt in count():
             after: float | None = None
@@ -177,18 +190,18 @@ class Connection:
                 silent = isinstance(failure, ServerUnreachable)  # from a proxy: the server may have died
                 lost = lost or silent
                 self._outage = self._outage if silent else None
-            if call.once or (after is None and not _is_temporary(failure, call, attempt)):
+            if call.once or (after is None and not self._is_temporary(failure, attempt)):
                 raise failure
             left = deadline - self.clock()
-            if call.patience and isinstance(failure, ServerUnreachable):
-                left = min(left, self._left_of_outage(call, failure))
+            if self._patience and isinstance(failure, ServerUnreachable):
+                left = min(left, self._left_of_outage(failure))
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + self.jitter() / 2)
             if (pause := max(after or 0.0, pause)) >= left:
-                raise type(failure)(f"{failure} {call.afterwards}") if silent and call.afterwards else failure
+                raise type(failure)(f"{failure} {self._afterwards}") if silent and self._afterwards else failure
             self.pause(pause)
         raise AssertionError("count() does not end")
 
-    def _left_of_outage(self, call: Call, failure: NNCLRHubError) -> float:
+    def _left_of_outage(self, failure: NNCLRHubError) -> float:
         """Return for how many seconds an outage is waited for; log it once, unless it is over in a moment."""
         with self._lock:
             now = self.clock()
@@ -197,10 +210,18 @@ class Connection:
                 begun, is_logged = now, False
             left = begun + OUTAGE_S - now
             if now > begun + MOMENT_S and not is_logged:
-                log.warning("%s Retrying for another %.0f s. %s", failure, left, call.afterwards)
+                log.warning("%s Retrying for another %.0f s. %s", failure, left, self._afterwards)
                 is_logged = True
             self._outage = begun, is_logged, now
             return left
+
+    def _is_temporary(self, failure: NNCLRHubError, attempt: int) -> bool:
+        """Return whether the same call may succeed a moment later."""
+        if isinstance(failure, ServerUnreachable):
+            return self._patience > 0 or attempt + 1 < LOST
+        return isinstance(failure, Overloaded | NotReady) or (
+            isinstance(failure, DeadlineExceeded) and self._patience > 0
+        )
 
     def attempt(self, call: Call, seconds: float) -> Answer:
         """Send a call once; ServerUnreachable or DeadlineExceeded is raised if there is no answer."""
@@ -329,13 +350,6 @@ def _retry_after(answer: Answer) -> float | None:
         return max(0.0, (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):  # not a date, or one without a time zone
         return None
-
-
-def _is_temporary(failure: NNCLRHubError, call: Call, attempt: int) -> bool:
-    """Return whether the same call may succeed a moment later."""
-    if isinstance(failure, ServerUnreachable):
-        return call.patience > 0 or attempt + 1 < LOST
-    return isinstance(failure, Overloaded | NotReady) or (isinstance(failure, DeadlineExceeded) and call.patience > 0)
 
 
 def _too_late(url: str, seconds: float) -> DeadlineExceeded:

@@ -42,6 +42,11 @@ def bounded(things: Iterable[T], size: Callable[[T], int], *, most: int = MOST) 
     return batches(things, most, size, MOST_BYTES)
 
 
+def patiently(connection: Connection) -> Connection:
+    """Return the connection for the calls of an upload; see `Connection.patient`."""
+    return connection.patient(PATIENCE_S, AGAIN)
+
+
 def files_of(images: Iterable[ImageLike], errors: list[Any]) -> Iterator[tuple[int, File]]:
     """Yield the file of each image with its position; put the errors of the others into `errors`."""
     for i, image in enumerate(images):
@@ -65,7 +70,7 @@ def send_images(
     files = [("files", file) for file, _ in images]
     fields = {"items": to_json([note for _, note in images])}
     try:
-        call = Call("POST", path, files=files, fields=fields, parts=len(files), patience=PATIENCE_S, afterwards=AGAIN)
+        call = Call("POST", path, files=files, fields=fields, parts=len(files))
         answer = connection.send(call)
     except RequestTooLarge as error:
         if len(images) == 1:
@@ -199,7 +204,7 @@ def upload_file(
             data = opened.read(PART)
         last = received + len(data) >= size
         headers |= {"Upload-Offset": str(received), "Upload-Complete": "?1" if last else "?0"}
-        call = Call("POST", path, content=data, headers=headers, patience=PATIENCE_S, afterwards=AGAIN)
+        call = Call("POST", path, content=data, headers=headers)
         state = connection.send(call).json()
         received = state["received"]
         if state["job"] is not None:

@@ -30,7 +30,8 @@ MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
 MAX_NAME = 128
-_NAME = re.compile(rf"[A-Za-z0-9._~-]{{1,{MAX_NAME}}}")
+NAME = rf"[A-Za-z0-9._~-]{{1,{MAX_NAME}}}"  # as a pattern; `.` and `..` are not names
+_NAME = re.compile(NAME)
 # refuse dataclasses and dates; a UUID becomes a text, and a member of an Enum its value
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 

@@ -4,7 +4,8 @@ bench = open_bench("./nnclr-store" | "milvus://..." | "http://host:8000")
 bench.search_each("photos", [SearchQuery.of(image="query.jpg", k=5)])
 bench.run("verify", CollectionRequest("photos"), progress=bar)
 
-`Workbench` is a bench with a store that this process opened, and `Client` one of a server.
+`Workbench` is a bench with a store that this process opened, and `Client` one of a server. Tasks run on the first, in
+this process or in that of the server: it is a `LocalBench`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from nnclr_hub.errors import ImageError, NNCLRHubError, ServerUnreachable
-from nnclr_hub.store.base import Collection, Progress, VectorStore
-from nnclr_hub.workbench.folder_changes import IndexReport
-from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
+from nnclr_hub.store.base import ById, Collection, Item, Progress, VectorStore
+from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage, Request
 from nnclr_hub.workbench.search_query import Answer, SearchQuery
-from nnclr_hub.workbench.tasks import Request
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.embedder import ImageLike
+    from nnclr_hub.encoder.embedder import Embedder, ImageLike
+    from nnclr_hub.workbench.models import Models
+    from nnclr_hub.workbench.originals import Originals
 
 log = logging.getLogger(__name__)
 Report = Callable[[str], Progress]  # the title of a step -> its progress
@@ -114,7 +117,9 @@ class Bench(Protocol):
         """
         ...
 
-    def inspect(self, request: Any, folder: Path, report: Report = lambda title: lambda done, total: None) -> Inspected:
+    def inspect(
+        self, request: Request, folder: Path, report: Report = lambda title: lambda done, total: None
+    ) -> Inspected:
         """Inspect a collection; write the tables, and the report unless it is a page of a server, to the folder.
 
         Args:
@@ -132,6 +137,58 @@ class Bench(Protocol):
         Args:
             progress: called with (done, total), in units of the task.
         """
+        ...
+
+
+class LocalBench(Bench, Protocol):
+    """A bench with a store that this process opened, as tasks see it."""
+
+    @property
+    def models(self) -> Models:
+        """The encoders."""
+        ...
+
+    @property
+    def originals(self) -> Originals | None:
+        """The original files of added images; None if the store keeps none."""
+        ...
+
+    @property
+    def source_folders(self) -> Sequence[Path] | None:
+        """The only folders whose files a task may read; None: any folder."""
+        ...
+
+    @property
+    def backup_to(self) -> str | None:
+        """Destination of backups whose request names none."""
+        ...
+
+    @property
+    def reembedding(self) -> Lock:
+        """Held during a re-embedding: one at a time."""
+        ...
+
+    def embedder_of(self, collection: Collection, model: str | None = None) -> Embedder:
+        """Return the embedder whose vectors the collection holds, or raise FingerprintMismatch."""
+        ...
+
+    def upsert(self, name: str, items: Sequence[Item], *, fingerprint: str | None = None) -> int:
+        """Add or replace items by vectors of the encoder with this fingerprint; return the number of the change."""
+        ...
+
+    def update_each(self, name: str, metadata: ById) -> int:
+        """Change the metadata of items, each by its own patch; return how many were found."""
+        ...
+
+    def index_folder(
+        self,
+        name: str,
+        folder: FolderRequest | str | Path,
+        *,
+        begin: Callable[[FolderChanges], None] = lambda changes: None,
+        progress: Progress = lambda done, total: None,
+    ) -> IndexReport:
+        """Do what every bench does; call `begin` with the changes before the work starts."""
         ...
 
 

@@ -25,7 +25,8 @@ from nnclr_hub.store.vector_transform import unit_length
 from nnclr_hub.store.where import parse, value_of
 from nnclr_hub.workbench.bench import Bench
 from nnclr_hub.workbench.metadata import PIXEL_HASH
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import TaskContext, task
 
 PAGE = 256
 FIRST_K = 32

@@ -22,13 +22,15 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.ingestion import read_image, refreshed
 from nnclr_hub.workbench.item_file import read_items
 from nnclr_hub.workbench.metadata import FILE_HASH, PIXEL_HASH
+from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.privacy import without_paths
-from nnclr_hub.workbench.requests import FORMATS, ImportFormat, NewImage, format_of_file
+from nnclr_hub.workbench.requests import FORMATS, ImportFormat, NewImage, Request, format_of_file, option
 from nnclr_hub.workbench.staging import images_of
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import TaskContext, task
 
 IMAGES = 32  # per batch
 IMAGE_BYTES = 64_000_000  # of a batch
@@ -92,7 +94,7 @@ class ImportReport:
 
 
 @task("import", ImportRequest, path="/collections/{collection}/imports", upload="path")
-def import_file(bench: Any, request: ImportRequest, context: TaskContext) -> dict[str, Any]:
+def import_file(bench: LocalBench, request: ImportRequest, context: TaskContext) -> dict[str, Any]:
     """Import a file into an existing collection; return an ImportReport as JSON.
 
     Raises:
@@ -106,7 +108,7 @@ def import_file(bench: Any, request: ImportRequest, context: TaskContext) -> dic
 # ---- vectors
 
 
-def _import_items(bench: Any, request: ImportRequest, context: TaskContext) -> ImportReport:
+def _import_items(bench: LocalBench, request: ImportRequest, context: TaskContext) -> ImportReport:
     """Import items by their vectors. Of rows with the same id, the last one counts."""
     path, name = Path(request.path), request.collection
     size, report, spec = path.stat().st_size, ImportReport(name), bench.collection(name).spec
@@ -139,7 +141,9 @@ def _valid(rows: Sequence[tuple[int, Item]], spec: CollectionSpec, report: Impor
         return list(valid.values())
 
 
-def _write_items(bench: Any, name: str, items: Sequence[Item], spec: CollectionSpec, report: ImportReport) -> None:
+def _write_items(
+    bench: LocalBench, name: str, items: Sequence[Item], spec: CollectionSpec, report: ImportReport
+) -> None:
     known = {item.id: item for item in bench.collection(name).get([item.id for item in items])} if items else {}
     new = [item for item in items if item.id not in known or not _same(known[item.id], item, spec)]
     if new:
@@ -158,7 +162,7 @@ def _same(kept: Item, item: Item, spec: CollectionSpec) -> bool:
 # ---- images
 
 
-def _import_images(bench: Any, request: ImportRequest, context: TaskContext) -> ImportReport:
+def _import_images(bench: LocalBench, request: ImportRequest, context: TaskContext) -> ImportReport:
     """Import the images of an archive. An image's id is the hash of its bytes, and its label is its folder.
 
     The state of the task holds the report before a batch and the ids that the batch adds. So a repeated attempt does
@@ -210,7 +214,7 @@ def _read_images(
 
 
 def _add_images(
-    bench: Any,
+    bench: LocalBench,
     name: str,
     new: dict[str, NewImage],
     names: Sequence[tuple[str, str]],
@@ -240,7 +244,7 @@ def _add_images(
             known.add(id)
 
 
-def _is_held(originals: Any, kept: Item, image: NewImage) -> bool:
+def _is_held(originals: Originals | None, kept: Item, image: NewImage) -> bool:
     """Return whether the collection has all that adding the image would store."""
     return (
         kept.thumbnail is not None

@@ -20,6 +20,7 @@ from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.file_import import ImportReport
 from nnclr_hub.workbench.folder_changes import (
     FolderChanges,
@@ -33,9 +34,9 @@ from nnclr_hub.workbench.folder_changes import (
 )
 from nnclr_hub.workbench.ingestion import Read, embed_read, read_image, store_images
 from nnclr_hub.workbench.metadata import BOX
-from nnclr_hub.workbench.requests import FolderRequest, NewImage
+from nnclr_hub.workbench.requests import FolderRequest, NewImage, Request, option
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import TaskContext, task
 
 BATCH = 64
 # of files in a batch; decoded they take about ten times as much memory, and two batches are in memory at once
@@ -189,7 +190,7 @@ class IndexRequest(Request):
 
 
 @task("index", IndexRequest, path="/collections/{collection}/index")
-def index_source(bench: Any, request: IndexRequest, context: TaskContext) -> dict[str, Any]:
+def index_source(bench: LocalBench, request: IndexRequest, context: TaskContext) -> dict[str, Any]:
     """Make a collection match a folder in one of the source folders; return numbers, and the first broken images.
 
     The state keeps the counts of the first attempt, so that a restarted job reports what it did in total.

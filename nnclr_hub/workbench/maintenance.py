@@ -7,8 +7,9 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.store.backup import back_up
-from nnclr_hub.workbench.bench import Bench
-from nnclr_hub.workbench.tasks import JOBS, Request, TaskContext, option, task
+from nnclr_hub.workbench.bench import Bench, LocalBench
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import TaskContext, task
 
 MAX_IDS = 1000  # of each kind of damage, in a result
 
@@ -20,7 +21,7 @@ class CollectionRequest(Request):
     collection: str = option("name or alias of the collection")
 
 
-@task("verify", CollectionRequest, path=JOBS)
+@task("verify", CollectionRequest, path="/collections/{collection}/verify")
 def verify(bench: Bench, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
     """Read every vector back, and compare the index with an exhaustive search on a sample."""
     collection = bench.collection(request.collection)
@@ -29,7 +30,7 @@ def verify(bench: Bench, request: CollectionRequest, context: TaskContext) -> di
     return {"collection": collection.name, "ok": report.ok, **found}
 
 
-@task("compact", CollectionRequest, path=JOBS)
+@task("compact", CollectionRequest, path="/collections/{collection}/compact")
 def compact(bench: Bench, request: CollectionRequest, context: TaskContext) -> dict[str, Any]:
     """Rebuild the index of a collection without deleted items."""
     collection = bench.collection(request.collection)
@@ -46,7 +47,7 @@ class BackupRequest(Request):
 
 
 @task("backup", BackupRequest, path="/store/backups", query=True)
-def backup(bench: Any, request: BackupRequest, context: TaskContext) -> dict[str, Any]:
+def backup(bench: LocalBench, request: BackupRequest, context: TaskContext) -> dict[str, Any]:
     """Add a backup to those at the destination."""
     to = request.destination or bench.backup_to
     if not to:

@@ -43,10 +43,12 @@ from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.pages import pages
 from nnclr_hub.store.records import Record, Records
 from nnclr_hub.table_rows import LabelTable
+from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, refuse_few
 from nnclr_hub.workbench.metadata import path_of
 from nnclr_hub.workbench.payload import decode_base64, decode_vector
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import TaskContext, portion, task
 
 PROBE = "probe"
 CARD = "card.json"
@@ -84,7 +86,7 @@ class ProbeEvaluation:
     none: share of the rows that fell below the threshold.
     images: how many rows were scored.
     unknown: how many of these have a class that the probe lacks, by class; they count as wrong.
-    left_out: one sentence for each reason why images were not scored.
+    notes: one sentence for each reason why images were not scored.
     interval: 95% interval of top1; None for several labels a row.
     fitted_on: how many of the images were used to fit the probe.
     """
@@ -94,7 +96,7 @@ class ProbeEvaluation:
     none: float
     images: int
     unknown: dict[str, int]
-    left_out: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     interval: tuple[float, float] | None = None
     fitted_on: int = 0
 
@@ -190,9 +192,10 @@ class ProbeFit(FitOptions):
 
 
 @task("probe_fit", ProbeFit, path="/probes")
-def fit_probe(bench: Any, request: ProbeFit, context: TaskContext) -> dict[str, Any]:
+def fit_probe(bench: LocalBench, request: ProbeFit, context: TaskContext) -> dict[str, Any]:
     """Fit a probe, and keep it with the store; return the scores, and the first images that could not be read."""
     if request.items is None:
+        assert request.collection is not None
         assert request.field is not None
         collection = bench.collection(request.collection)
         fitted = fit_on_collection(collection, request.field, request.where, request, progress=context.progress)
@@ -471,7 +474,7 @@ def evaluate_probe(
     rated = score_probe(probe, read.vectors, read.targets((*names, *unknown)), unknown)
     sentences = [f"{bare} images without a label"] * bool(bare) + [f"{path}: {reason}" for path, reason in broken]
     seen = sum(file_key(path) in fitted_on for path in images.paths) if fitted_on else 0
-    return replace(rated, left_out=tuple(sentences), fitted_on=seen)
+    return replace(rated, notes=tuple(sentences), fitted_on=seen)
 
 
 def images_of_fit(folder: Path) -> Set[bytes]:

@@ -27,11 +27,13 @@ from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
+from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
 from nnclr_hub.workbench.privacy import without_paths
+from nnclr_hub.workbench.requests import Request, option
 from nnclr_hub.workbench.sources import read_source
-from nnclr_hub.workbench.tasks import Cancelled, Request, TaskContext, option, task
+from nnclr_hub.workbench.tasks import Cancelled, TaskContext, task
 
 PAGE = 1000  # items to compare at once
 FETCHED = 256  # items whose vectors and thumbnails are in memory at once
@@ -49,20 +51,20 @@ class Reembedded:
     collection: name of the re-embedded collection; None if there was nothing to do.
     items: how many it holds.
     embedded: how many of them this call embedded.
-    left_out: items that are not in it, with the reason.
+    skipped: items that are not in it, with the reason.
     kept: the name of the old collection.
     """
 
     collection: str | None
     items: int
     embedded: int
-    left_out: tuple[tuple[str, str], ...] = ()
+    skipped: tuple[tuple[str, str], ...] = ()
     kept: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the numbers, and the first of the items that are left out, without paths of this machine."""
-        left_out = [{"item": item, "reason": without_paths(reason)} for item, reason in self.left_out]
-        return {**vars(self), "left_out": left_out[:MAX_NAMED], "left_out_count": len(left_out)}
+        skipped = [{"item": item, "reason": without_paths(reason)} for item, reason in self.skipped]
+        return {**vars(self), "skipped": skipped[:MAX_NAMED], "skipped_count": len(skipped)}
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class ReembedRequest(Request):
 
 
 @task("reembed", ReembedRequest, path="/collections/{collection}/reembed")
-def reembed_collection(bench: Any, request: ReembedRequest, context: TaskContext) -> dict[str, Any]:
+def reembed_collection(bench: LocalBench, request: ReembedRequest, context: TaskContext) -> dict[str, Any]:
     """Build a copy of the collection with another encoder, then swap the two; see `reembed`."""
     options = {"skip_missing": request.skip_missing, "writes_stopped": request.writes_stopped}
     model, folders = request.source or request.model, bench.source_folders
@@ -96,7 +98,7 @@ def reembed_collection(bench: Any, request: ReembedRequest, context: TaskContext
 
 
 def reembed(
-    bench: Any,
+    bench: LocalBench,
     name: str,
     model: str,
     *,
@@ -152,7 +154,7 @@ def reembed(
         bench.reembedding.release()
 
 
-def abandon(bench: Any, name: str) -> list[str]:
+def abandon(bench: LocalBench, name: str) -> list[str]:
     """Drop the unfinished copies of a collection; return their names.
 
     Raises:
@@ -205,7 +207,7 @@ class _Copying:
     The vector of an item depends only on the file that its metadata records. So an item is embedded if the copy does
     not have it with the same record. Otherwise only its metadata and thumbnail are copied.
 
-    left_out: metadata and reason of items that cannot be embedded, by id.
+    skipped: metadata and reason of items that cannot be embedded, by id.
 
     Args:
         read: returns the source image of an item by its metadata, or why it is unavailable.
@@ -224,7 +226,7 @@ class _Copying:
         self._new = _copy_of(store, old, embedder)
         self._passed = 0  # items of the old collection that `_differing` has compared
         self._embedded = 0
-        self._left_out: dict[str, tuple[Mapping[str, Any], str]] = {}
+        self._skipped: dict[str, tuple[Mapping[str, Any], str]] = {}
 
     def run(self, name: str, *, skip_missing: bool) -> Reembedded:
         """Build the copy, follow the writes to the old collection, and give the copy its name."""
@@ -232,7 +234,7 @@ class _Copying:
         with decoding_processes(images=total):
             self._update(self._differing(), lambda: self._progress(min(self._passed, total), total))
         self._progress(total, total)
-        if self._left_out and not new.count():  # nor did earlier calls leave anything to continue with
+        if self._skipped and not new.count():  # nor did earlier calls leave anything to continue with
             self._store.drop(new.name)
             raise self._refusal(name)
         for _ in range(ROUNDS):
@@ -241,9 +243,9 @@ class _Copying:
 
         def finish() -> None:  # while writes to the old collection wait; a cancellation must not come here
             self._update(self._changed(), lambda: None)
-            if self._left_out and not skip_missing:
+            if self._skipped and not skip_missing:
                 raise self._refusal(name)
-            if new.count() != (wanted := old.count() - len(self._left_out)):
+            if new.count() != (wanted := old.count() - len(self._skipped)):
                 raise StoreError(
                     f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
                     "stop that and repeat the call."
@@ -268,7 +270,7 @@ class _Copying:
                 since = page.next
         except ChangesUnavailable:  # the log was trimmed
             self._at = _position(self._old)
-            return chain(self._differing(), list(self._left_out))  # some may be deleted now
+            return chain(self._differing(), list(self._skipped))  # some may be deleted now
         self._at = since, log
         return ids
 
@@ -311,13 +313,13 @@ class _Copying:
                 if gone:
                     written += self._new.delete(gone)
                 for id in gone:
-                    self._left_out.pop(id, None)
+                    self._skipped.pop(id, None)
                 written += len(held)
                 if held or gone:
                     step()
                 copied = {item.id for item in held}
                 for id, item in ours.items():
-                    metadata, _ = self._left_out.get(id, ({}, ""))
+                    metadata, _ = self._skipped.get(id, ({}, ""))
                     if id not in copied and not (metadata and _record(metadata) == _record(item.metadata)):
                         yield item
 
@@ -338,23 +340,23 @@ class _Copying:
             result = source if isinstance(source, str) else next(vectors)
             if isinstance(result, np.ndarray):
                 embedded.append(replace(item, vector=result))
-                self._left_out.pop(item.id, None)
+                self._skipped.pop(item.id, None)
             else:
                 failed[item.id] = item.metadata, str(result)
         if embedded:
             self._new.upsert(embedded)
         if failed:
             self._new.delete(list(failed))
-        self._left_out |= failed
+        self._skipped |= failed
         self._embedded += len(embedded)
 
     def _reasons(self) -> list[tuple[str, str]]:
         """Return the path, or else the id, of the items that are left out, with the reason."""
-        return [(str(metadata.get("path", id)), why) for id, (metadata, why) in sorted(self._left_out.items())]
+        return [(str(metadata.get("path", id)), why) for id, (metadata, why) in sorted(self._skipped.items())]
 
     def _refusal(self, name: str) -> StoreError:
         """Return the error that items are left out; if the copy was dropped, all of them."""
-        count, more, model = len(self._left_out), len(self._left_out) - NAMED, self._embedder.name
+        count, more, model = len(self._skipped), len(self._skipped) - NAMED, self._embedder.name
         shown = "; ".join(f"{item}: {reason}" for item, reason in self._reasons()[:NAMED])
         shown += f"; and {more} more" if more > 0 else ""
         update = f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
@@ -364,7 +366,7 @@ class _Copying:
                 f"files or {update}, and repeat the call; or leave these items out with `nnclr store reembed {name} "
                 f"--model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
             )
-        local = any(Path(str(metadata.get("root", ""))).is_absolute() for metadata, _ in self._left_out.values())
+        local = any(Path(str(metadata.get("root", ""))).is_absolute() for metadata, _ in self._skipped.values())
         elsewhere = "if they are on another machine or no longer exist, index the images with"
         hint = f"or {update}" if local else f"or, {elsewhere} --model {model} into a collection of another name"
         return StoreError(

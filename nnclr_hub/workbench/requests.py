@@ -10,13 +10,14 @@ Making an invalid request raises InvalidRequest. This module imports neither tor
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Self
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.spec import CollectionSpec, Compared, IndexName, Metric, Precision
+from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, CollectionSpec, Compared, IndexName, Metric, Precision
 from nnclr_hub.store.where import check_key
 
 if TYPE_CHECKING:
@@ -27,6 +28,61 @@ if TYPE_CHECKING:
     from nnclr_hub.table_rows import LabelTable
 
 MOST_WORKERS, LEAST_SIDE = 32, 32
+COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
+COMPARE |= {"min_length": operator.ge, "max_length": operator.le}
+WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least"}
+WORDS |= {"max_length": "at most"}
+
+
+def option(doc: str, default: Any = MISSING, *, hidden: bool = False, **limits: Any) -> Any:
+    """Return a field of a request.
+
+    Args:
+        doc: description in the REST schema; "": the one in the docstring of the class.
+        hidden: clients neither set nor see it, such as a path of the server.
+        limits: ge, gt, le, lt, min_length and max_length, as pydantic has them; None is always allowed.
+    """
+    return field(default=default, metadata={"doc": doc, "hidden": hidden, "limits": limits})
+
+
+@dataclass(frozen=True)
+class Request:
+    """Base of all requests. Making an invalid one raises InvalidRequest."""
+
+    def __post_init__(self) -> None:
+        self.validate()
+
+    def validate(self) -> None:
+        """Raise InvalidRequest if a value is outside of its limits."""
+        for one in fields(self):
+            limits, value = one.metadata.get("limits", {}), getattr(self, one.name)
+            of_length = any(name.endswith("_length") for name in limits)
+            if of_length and value is not None and not isinstance(value, Sized):
+                raise InvalidRequest(f"{one.name} must be a list or a text, got {value!r:.80}.")
+            number = len(value) if of_length and value is not None else value
+            if isinstance(number, int | float) and not all(
+                COMPARE[name](number, limit)
+                for name, limit in limits.items()  # false for NaN, too
+            ):
+                allowed = " and ".join(f"{WORDS[name]} {limit:,}" for name, limit in limits.items())
+                what = f"The length of {one.name}" if of_length else one.name
+                raise InvalidRequest(f"{what} must be {allowed}, got {number}.")
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Self:
+        """Read what `as_json` returned."""
+        names = [one.name for one in fields(cls)]
+        unknown = sorted(body.keys() - set(names))
+        if unknown:
+            raise InvalidRequest(f"{cls.__name__} has no field {unknown[0]!r}; it takes {', '.join(names)}.")
+        return cls(**body)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields as JSON."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+# ---- images and collections
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,9 +226,9 @@ class NewCollection:
     """
 
     model: str | None = None
-    dim: int | None = None
+    dim: int | None = option("", None, ge=1, le=MAX_DIM)
     metric: Metric = "cosine"
-    indexed: Sequence[str] = ("label",)
+    indexed: Sequence[str] = option("", ("label",), max_length=MAX_INDEXED)
     index: IndexName = "auto"
     precision: Precision = "f32"
     vectors: Compared = "auto"

@@ -23,10 +23,11 @@ framework, so the client and a command line with a mistake in it do not wait for
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -39,6 +40,7 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
+from nnclr_hub.workbench.requests import option
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -74,8 +76,9 @@ class Example:
             raise InvalidRequest("An example needs exactly one of id, image and vector.")
         if self.id is not None:
             checks.check_name(self.id, "Item id")
-        if self.vector is not None:
-            object.__setattr__(self, "vector", decode_vector(self.vector))
+        row = self.vector
+        if row is not None and not (isinstance(row, np.ndarray) and row.dtype == np.float32 and row.ndim == 1):
+            object.__setattr__(self, "vector", decode_vector(row))
         if self.box is not None:
             if self.image is None:
                 raise InvalidRequest("A box belongs to an image; give the image that it is on.")
@@ -149,13 +152,13 @@ class SearchQuery:
 
     positive: Sequence[Example]
     negative: Sequence[Example] = ()
-    k: int = 10
-    offset: int = 0
+    k: int = option("", 10, ge=1, le=checks.MAX_SEARCH_K)
+    offset: int = option("", 0, ge=0, le=checks.MAX_SEARCH_K - 1)
     where: Where | None = None
     exact: bool = False
     score_threshold: float | None = None
     with_vector: bool = False
-    effort: int | None = None
+    effort: int | None = option("", None, ge=1, le=checks.MAX_SEARCH_EFFORT)
     with_percentile: bool = False
     group_by: str | None = None
 
@@ -209,7 +212,8 @@ class SearchQuery:
                 f"k + offset must be at most {checks.MAX_SEARCH_K}, got {self.k} + {self.offset}; "
                 "narrow the search with where."
             )
-        parse(self.where)
+        if self.where is not None:
+            parse(self.where)
         for name in ("exact", "with_vector", "with_percentile"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")
@@ -247,7 +251,10 @@ class SearchQuery:
                 raise vector
             return Example(vector=vector)
 
-        return replace(self, positive=[*map(resolved, self.positive)], negative=[*map(resolved, self.negative)])
+        found = copy.copy(self)  # everything else has been checked
+        for side in ("positive", "negative"):
+            object.__setattr__(found, side, tuple(map(resolved, getattr(self, side))))
+        return found
 
     @property
     def plain_vector(self) -> np.ndarray | None:
@@ -425,7 +432,7 @@ def run_in_turn(collection: Collection, queries: Sequence[SearchQuery | NNCLRHub
     cancelled, see `store.cancellation`.
     """
     groups: dict[str, list[tuple[int, SearchQuery, np.ndarray]]] = {}
-    for i, query in enumerate(queries):
+    for i, query in enumerate(queries if len(queries) > 1 else ()):
         vector = None if isinstance(query, NNCLRHubError) else query.plain_vector
         if isinstance(query, SearchQuery) and vector is not None and vector.shape == (collection.spec.dim,):
             options = json.dumps([query.k, query.offset, vars(query.options())], sort_keys=True, default=repr)

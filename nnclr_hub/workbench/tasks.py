@@ -4,8 +4,8 @@
     class VerifyRequest(Request):
         collection: str = option("name of the collection")
 
-    @task("verify", VerifyRequest, path="/jobs")
-    def verify(bench: Workbench, request: VerifyRequest, context: TaskContext) -> dict[str, Any]: ...
+    @task("verify", VerifyRequest, path="/collections/{collection}/verify")
+    def verify(bench: LocalBench, request: VerifyRequest, context: TaskContext) -> dict[str, Any]: ...
 
     bench.run("verify", VerifyRequest("photos"), progress=bar)      # here, or on a server; returns JSON
 
@@ -14,27 +14,23 @@ The command line, the routes of the server with their schemas, its jobs and the 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sized
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import Progress
 from nnclr_hub.store.records import Records
+from nnclr_hub.workbench.bench import LocalBench
+from nnclr_hub.workbench.requests import Request
 
 # modules of this package that register tasks
 MODULES = ("maintenance", "file_import", "duplicates", "inspection.findings", "inspection.comparison", "probes")
 MODULES += ("reembedding", "folder_index")
-JOBS = "/jobs"  # the route that several tasks share; its body names the task
 UNITS = 1000  # of work in several parts, see `portion`
-COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
-COMPARE |= {"min_length": operator.ge, "max_length": operator.le}
-WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least"}
-WORDS |= {"max_length": "at most"}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -49,57 +45,6 @@ class Cancelled(TaskStopped):
 
 class Interrupted(TaskStopped):
     """Raised in a task when its server shuts down. It runs again at the next start, and keeps its partial results."""
-
-
-# ---- requests
-
-
-def option(doc: str, default: Any = MISSING, *, hidden: bool = False, **limits: Any) -> Any:
-    """Return a field of a request.
-
-    Args:
-        doc: description in the REST schema.
-        hidden: clients neither set nor see it, such as a path of the server.
-        limits: ge, gt, le, lt, min_length and max_length, as pydantic has them; None is always allowed.
-    """
-    return field(default=default, metadata={"doc": doc, "hidden": hidden, "limits": limits})
-
-
-@dataclass(frozen=True)
-class Request:
-    """Base of all requests. Making an invalid one raises InvalidRequest."""
-
-    def __post_init__(self) -> None:
-        self.validate()
-
-    def validate(self) -> None:
-        """Raise InvalidRequest if a value is outside of its limits."""
-        for one in fields(self):
-            limits, value = one.metadata.get("limits", {}), getattr(self, one.name)
-            of_length = any(name.endswith("_length") for name in limits)
-            if of_length and value is not None and not isinstance(value, Sized):
-                raise InvalidRequest(f"{one.name} must be a list or a text, got {value!r:.80}.")
-            number = len(value) if of_length and value is not None else value
-            if isinstance(number, int | float) and not all(
-                COMPARE[name](number, limit)
-                for name, limit in limits.items()  # false for NaN, too
-            ):
-                allowed = " and ".join(f"{WORDS[name]} {limit:,}" for name, limit in limits.items())
-                what = f"The length of {one.name}" if of_length else one.name
-                raise InvalidRequest(f"{what} must be {allowed}, got {number}.")
-
-    @classmethod
-    def from_json(cls, body: Mapping[str, Any]) -> Self:
-        """Read what `as_json` returned."""
-        names = [one.name for one in fields(cls)]
-        unknown = sorted(body.keys() - set(names))
-        if unknown:
-            raise InvalidRequest(f"{cls.__name__} has no field {unknown[0]!r}; it takes {', '.join(names)}.")
-        return cls(**body)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return all fields as JSON."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
 
 
 # ---- what a task sees
@@ -175,7 +120,7 @@ class Task:
     request: type[Request]
     path: str
     query: bool
-    run: Callable[[Any, Any, TaskContext], Mapping[str, Any]]
+    run: Callable[[LocalBench, Any, TaskContext], Mapping[str, Any]]
     upload: str = ""
 
     def call(self, request: Request) -> tuple[str, dict[str, str], dict[str, Any] | None]:
@@ -188,7 +133,7 @@ class Task:
         rest = {name: value for name, value in values.items() if f"{{{name}}}" not in self.path}
         if self.query:
             return path, {name: str(value) for name, value in rest.items() if value is not None}, None
-        return path, {}, rest | ({"kind": self.name} if path == JOBS else {})
+        return path, {}, rest or None
 
 
 TASKS: dict[str, Task] = {}

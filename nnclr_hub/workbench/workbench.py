@@ -39,9 +39,9 @@ from nnclr_hub.workbench.label_keys import LABEL_KEYS, rename_label_keys
 from nnclr_hub.workbench.metadata import FILE_HASH, HASHES, patches_of
 from nnclr_hub.workbench.models import Models, embedder_for
 from nnclr_hub.workbench.originals import Originals
-from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage
+from nnclr_hub.workbench.requests import AddRequest, FolderRequest, NewCollection, NewImage, Request
 from nnclr_hub.workbench.search_query import Answer, SearchQuery, attempt, resolve_each, run_each
-from nnclr_hub.workbench.tasks import Request, TaskContext, find_task
+from nnclr_hub.workbench.tasks import TaskContext, find_task
 
 T = TypeVar("T")
 

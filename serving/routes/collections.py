@@ -1,4 +1,4 @@
-"""/api/v1/collections: create, describe, rename, drop, count, snapshot, verify and copy, and follow changes.
+"""/api/v1/collections: create, describe, rename, drop, count, snapshot and copy, and follow changes.
 
 /api/v1/aliases: alternative names.
 """
@@ -20,32 +20,29 @@ from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt, Stric
 from nnclr_hub.errors import CollectionExists, CollectionNotFound
 from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import MAX_LIMIT
 from nnclr_hub.store.index_kinds import AUTO
 from nnclr_hub.store.reports import CollectionInfo
-from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, Compared
+from nnclr_hub.store.spec import Compared
 from nnclr_hub.workbench import Workbench
 from nnclr_hub.workbench.label_keys import KEYS, LabelKeys, read_label_keys, write_label_keys
 from nnclr_hub.workbench.privacy import public_name, without_paths
 from nnclr_hub.workbench.requests import NewCollection
 
 from ..access import READ, WRITE
-from ..answers import PartsResponse, bounded, encoded
+from ..answers import PartsResponse, encoded
 from ..limits import current_budget, in_thread_while_connected
 from ..models import note_changes
 from ..telemetry import measured
 from .router import FAILED_WRITE, Here, Parts, Router, source_with_reading
 from .schemas import (
     FIRST_WRONG,
-    INTEGRAL,
     CollectionName,
     IndexedKey,
     Name,
     Strict,
     WhereText,
     described,
-    optional,
     read_where,
     schema_of,
 )
@@ -66,8 +63,7 @@ _VECTORS = (
 class CollectionRequest(
     schema_of(
         NewCollection,
-        dim=(optional(Annotated[int, Field(ge=1, le=MAX_DIM), INTEGRAL]), None),
-        indexed=Annotated[list[IndexedKey], FIRST_WRONG, Field(max_length=MAX_INDEXED)],
+        indexed=Annotated[list[IndexedKey], FIRST_WRONG],
         vectors=Annotated[Compared, described(_VECTORS)],
     )
 ):
@@ -99,19 +95,6 @@ class CollectionResponse(BaseModel):
 
 class CollectionsResponse(BaseModel):
     collections: list[CollectionResponse]
-
-
-class VerifyResponse(BaseModel):
-    """The result of a verification; ok if the lists are empty and the recall is at least 0.9."""
-
-    ok: bool
-    items: int
-    damaged: list[str]
-    disagreements: list[str]
-    missing: list[str]
-    recall: float
-    parts: list[str] = Field([], description="what is damaged, for each id of `damaged`")
-    left_out: str = Field("", description="what is missing in lists that would be longer than an answer may be")
 
 
 class CountResponse(BaseModel):
@@ -266,22 +249,6 @@ async def snapshot(name: str, here: Here) -> None:
     """Write the index to disk now, so that the next start is fast."""
     with measured("store"):
         await to_thread.run_sync(lambda: here.workbench.collection(name).snapshot(), limiter=here.long_threads)
-
-
-@router.on("POST", "/{name}/verify", WRITE, MISSING, response_model=VerifyResponse)
-async def verify(name: str, request: Request, here: Here) -> Response:
-    """Read every vector back, and compare the index with an exhaustive search on a sample.
-
-    For a large collection, start a job of kind `verify` instead: this request has the deadline of every request.
-    """
-
-    def work() -> Response:
-        report = here.workbench.collection(name).verify(lambda done, total: check_cancelled())
-        body, left_out = bounded({"ok": report.ok, **vars(report)}, here.settings.answer_bytes)
-        return PartsResponse([body[:-1], b',"left_out":', encoded(left_out), b"}"])
-
-    with measured("store"):
-        return await in_thread_while_connected(request, work, here.long_threads)
 
 
 @router.on("POST", "/{name}/copy", WRITE, f"fingerprint_mismatch {MISSING} {FAILED_WRITE}")

@@ -38,7 +38,7 @@ class InspectionResponse(BaseModel):
         None, description="number of the change that wrote the findings into the metadata; null if none did"
     )
     current: bool = Field(description="whether no item was stored or deleted since; metadata may have changed")
-    left_out: str = Field("", description="what is missing in findings that would be longer than an answer may be")
+    truncated: str = Field("", description="what is missing in findings that would be longer than an answer may be")
     findings: dict[str, Any] = Field(
         description="as in findings.json of `nnclr inspect`; 1000 outliers and suspect labels, and all that are flagged"
     )
@@ -78,8 +78,8 @@ def describe(name: str, number: Number, here: Here) -> Response:
     """Return the findings of an inspection."""
     kept = _kept(here, name, number)
     current = is_current(kept, here.workbench.collection(name))
-    findings, left_out = bounded(kept.findings, here.settings.answer_bytes // 2)
-    about = {**kept.about, "current": current, "left_out": left_out, "findings": orjson.Fragment(findings)}
+    findings, truncated = bounded(kept.findings, here.settings.answer_bytes // 2)
+    about = {**kept.about, "current": current, "truncated": truncated, "findings": orjson.Fragment(findings)}
     return PartsResponse([here.answers.open(0).count(encoded(about))])
 
 

@@ -22,21 +22,20 @@ from pydantic import ConfigDict, Field, FiniteFloat, StrictInt, StrictStr, model
 
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.store.where import check_key
 from nnclr_hub.workbench.duplicates import check_pair_score
+from nnclr_hub.workbench.inspection.comparison import MAX_COMPARED
 from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.probes import refuse_taken_probe
 from nnclr_hub.workbench.source_folders import SourceFolders
-from nnclr_hub.workbench.tasks import JOBS, Task, all_tasks
+from nnclr_hub.workbench.tasks import Task, all_tasks
 
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
 from ..jobs import JobStatus, own_tasks
 from ..request_bodies import check_count
 from .router import FAILED_WRITE, Here, Parts, Router, served_names, served_source
-from .schemas import FIRST_WRONG, CollectionName, ImageText, Name, Strict, one_of, optional, schema_of
+from .schemas import CollectionName, ImageText, Name, Strict, limited, one_of, optional, schema_of
 
-MAX_COMPARED = 8  # encoders
 MOST_PAGE = 4_000_000  # bytes of a list of jobs, whose parameters may be long
 CHECK_S = 0.25  # between two looks at a job that is followed
 HEARTBEAT_S = 15.0
@@ -81,7 +80,7 @@ class JobResponse(Strict):
     started: float | None
     ended: float | None
     result: dict[str, Any] | None = Field(description="null until the job is done, and in lists")
-    left_out: str = Field("", description="what is missing in a result that would be longer than an answer may be")
+    truncated: str = Field("", description="what is missing in a result that would be longer than an answer may be")
     error: JobError | None
 
     @classmethod
@@ -245,7 +244,6 @@ def _index(here: Parts, params: Params) -> tuple[Params, Params]:
 
 
 def _comparison(here: Parts, params: Params) -> tuple[Params, Params]:
-    check_key(params["field"])
     names = {source: public for public, source in served_names(here.engines).items()}
     compared: dict[str, str | None] = {}  # the source of each, by its public name; None: hand-crafted
     for one in params["models"] or [*list(names.values())[: MAX_COMPARED - 1], "pixels"]:
@@ -289,7 +287,6 @@ class ProbeItem(Strict):
 
 
 TASKS = all_tasks()
-SHARED = tuple(sorted(name for name, task in TASKS.items() if task.path == JOBS))
 _PROBE_FIELDS = schema_of(
     TASKS["probe_fit"].request,
     name=Name,
@@ -302,13 +299,6 @@ class ProbeRequest(_PROBE_FIELDS):
     """A probe to fit on a metadata field of a collection, or on labeled items."""
 
     model_config = ConfigDict(json_schema_extra=one_of("collection field", "items"))
-
-
-class JobRequest(Strict):
-    """Maintenance of a collection in the background."""
-
-    kind: Literal[SHARED]  # type: ignore[valid-type]
-    collection: CollectionName
 
 
 STARTS = {
@@ -350,11 +340,6 @@ STARTS = {
         about="Compare encoders on the thumbnails of a collection: cross-validated accuracy, and scores without labels."
         "\n\nAt most 1000 items are compared, if possible with labels. The job's result has the scores with 95% "
         "intervals, and a conclusion.",
-        body=schema_of(
-            TASKS["comparison"].request,
-            collection=None,
-            models=(optional(Annotated[list[str], FIRST_WRONG, Field(max_length=MAX_COMPARED)]), None),
-        ),
         prepare=_comparison,
     ),
     "probe_fit": Start(
@@ -364,11 +349,6 @@ STARTS = {
         about="Fit a probe in the background; the result of the job has its scores on held-out rows.",
         body=ProbeRequest,
         prepare=_probe_fit,
-    ),
-    JOBS: Start(
-        "jobs-look-after",
-        about="Verify or compact a collection in the background.",
-        body=JobRequest,
     ),
 }
 
@@ -392,29 +372,29 @@ def started(response: Response, job: JobStatus) -> JobResponse:
 
 
 def declare(task: Task, router: Router) -> None:
-    """Declare the route that starts a task. Several tasks may share a route, whose body then names the task."""
-    shared = task.path == JOBS
-    how = STARTS.get(JOBS if shared else task.name, Start())
+    """Declare the route that starts a task."""
+    how = STARTS.get(task.name, Start())
     path = task.path.replace("{collection}", "{name}")
     in_path = path != task.path
     options = {one.name: one for one in fields(task.request) if not one.metadata["hidden"]}
-    errors = f"{FAILED_WRITE} {how.errors}" + " collection_not_found" * (in_path or shared)
+    if in_path:
+        del options["collection"]
+    errors = f"{FAILED_WRITE} {how.errors}" + " collection_not_found" * in_path
     errors += " invalid_filter" * ("where" in options)
 
     def submit(here: Parts, response: Response, body: Strict | None = None, **given: Any) -> JobResponse:
         params = {} if body is None else body.model_dump()
         if in_path:
             params["collection"] = given.pop("name")
-        kind = params.pop("kind") if shared else task.name
-        return start(here, kind, {**params, **given}, response)
+        return start(here, task.name, {**params, **given}, response)
 
-    parameters = {"here": Here, "response": Response} | ({"name": str} if in_path else {})
+    parameters: dict[str, Any] = {"here": Here, "response": Response} | ({"name": str} if in_path else {})
     if task.query:
         hints = get_type_hints(task.request)
         for name, one in options.items():
-            query = Query(description=one.metadata["doc"], **one.metadata["limits"])
-            parameters[name] = (Annotated[hints[name], query], one.default)
-    else:
+            kind = limited(hints[name], one.metadata["limits"])
+            parameters[name] = (Annotated[kind, Query(description=one.metadata["doc"])], one.default)
+    elif options:
         parameters["body"] = how.body or schema_of(task.request, **({"collection": None} if in_path else {}))
     made = [
         Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind[0], default=kind[1])
@@ -430,5 +410,5 @@ def declare(task: Task, router: Router) -> None:
 
 
 starting = {tag: Router(prefix="/api/v1", tags=[tag]) for tag in ("jobs", "inspections", "probes")}
-for name in (JOBS, *sorted(set(TASKS) - set(SHARED) - {"import"})):  # `imports` has the route for files
-    declare(TASKS[SHARED[0] if name == JOBS else name], starting[STARTS.get(name, Start()).tag])
+for name in sorted(set(TASKS) - {"import"}):  # `imports` has the route for files
+    declare(TASKS[name], starting[STARTS.get(name, Start()).tag])

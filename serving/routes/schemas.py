@@ -2,8 +2,9 @@
 
     class SearchRequest(schema_of(SearchQuery, Example, positive=(list[Example] | None, None))): ...
 
-A request is checked by its dataclass (`SearchQuery`, `NewImage`, the requests of tasks). Its schema here has the same
-fields with their defaults, and describes them by the docstring of the class.
+A request is checked by its dataclass (`SearchQuery`, `NewImage`, the requests of tasks), so that every address of a
+bench refuses the same. Its schema here has the same fields with their types and defaults. It describes their limits,
+and does not check them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_type_hints
 
 from fastapi import Query
 from pydantic import (
@@ -28,11 +29,12 @@ from pydantic import (
 )
 
 from nnclr_hub.errors import InvalidFilter
+from nnclr_hub.store.checks import NAME
 from nnclr_hub.store.spec import MAX_DIM
 from nnclr_hub.store.where import MAX_CONDITIONS, MAX_DEPTH, MAX_IDS, MAX_IN
 from nnclr_hub.workbench.privacy import ROOT, public_key, public_where
 
-NAME_PATTERN = r"^(?!\.{1,2}$)[A-Za-z0-9._~-]{1,128}$"  # for OpenAPI; `check_name` checks it
+NAME_PATTERN = rf"^(?!\.{{1,2}}$){NAME}$"  # for OpenAPI; `check_name` checks it
 # for OpenAPI: no ASCII punctuation but . _ ~ -; `check_collection_name` checks more
 COLLECTION_PATTERN = r"^(?! )(?!\.{1,2}$)[^\x00-\x1f!-,/:-@\[-^`{-}\x7f-\xa9]{1,128}(?<! )$"
 
@@ -139,6 +141,10 @@ class Strict(BaseModel):
 
 # ---- bodies from dataclasses
 
+OF_TEXT = {"min_length": "minLength", "max_length": "maxLength"}
+LIMITS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+LIMITS |= {"min_length": "minItems", "max_length": "maxItems"}
+
 # stricter types of fields of dataclasses, by name
 TYPES: dict[str, Any] = {
     "box": Box,
@@ -155,6 +161,18 @@ TYPES: dict[str, Any] = {
 def optional(kind: Any) -> Any:
     """Return `kind | None`, which type checkers refuse for an Annotated type."""
     return kind | None  # type: ignore[operator]
+
+
+def limited(kind: Any, limits: Mapping[str, Any] | None) -> Any:
+    """Return the type of a field with its limits described. None is always allowed where the type has it."""
+    if not limits:
+        return kind
+    others = tuple(one for one in get_args(kind) if one is not type(None))
+    may_be_null = type(None) in get_args(kind)
+    inner: Any = Union[others] if may_be_null else kind  # noqa: UP007
+    words = OF_TEXT if inner is str else LIMITS
+    inner = Annotated[inner, described(**{words[name]: value for name, value in limits.items()})]
+    return optional(inner) if may_be_null else inner
 
 
 def schema_of(kind: type, base: type[BaseModel] = Strict, /, **given: Any) -> Any:
@@ -179,8 +197,9 @@ def schema_of(kind: type, base: type[BaseModel] = Strict, /, **given: Any) -> An
             found = TYPES[one.name] if default is not None else optional(TYPES[one.name])
         elif found in (int, int | None):
             found = Integer if found is int else optional(Integer)
-        about = {"description": one.metadata.get("doc") or described_as.get(one.name), **one.metadata.get("limits", {})}
-        if one.name in TYPES and "doc" not in one.metadata:
+        found = limited(found, one.metadata.get("limits"))
+        about: dict[str, Any] = {"description": one.metadata.get("doc") or described_as.get(one.name)}
+        if one.name in TYPES and not one.metadata.get("doc"):
             del about["description"]  # that of the type
         if one.default_factory is not MISSING:
             made[one.name] = (found, Field(default_factory=one.default_factory, **about))

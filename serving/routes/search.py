@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest, NNCLRHubError, RequestTooLarge
 from nnclr_hub.store.base import Match
-from nnclr_hub.store.checks import MAX_EXAMPLES, MAX_SEARCH_EFFORT, MAX_SEARCH_K
+from nnclr_hub.store.checks import MAX_EXAMPLES
 from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench import search_query as queries
 from nnclr_hub.workbench.privacy import public_metadata, without_paths
@@ -36,7 +36,6 @@ from ..url_fetcher import Fetched
 from .router import Parts, Router
 from .schemas import (
     FIRST_WRONG,
-    Integer,
     ItemError,
     Metadata,
     Strict,
@@ -59,23 +58,12 @@ class Example(schema_of(queries.Example)):
     model_config = ConfigDict(json_schema_extra=one_of("id", "image", "vector"))
 
 
-def _between(low: int, high: int) -> Any:
-    """Return the type of a number whose limits are only described: `SearchQuery` checks them.
-
-    A batch therefore answers the other queries.
-    """
-    return Annotated[Integer, described(minimum=low, maximum=high)]
-
-
-_EXAMPLES: Any = Annotated[list[Example], FIRST_WRONG, Field(max_length=MAX_EXAMPLES)]
+_EXAMPLES: Any = Annotated[list[Example], FIRST_WRONG, described(maxItems=MAX_EXAMPLES)]
 _FIELDS = schema_of(
     SearchQuery,
     Example,
     positive=(optional(Annotated[_EXAMPLES, described(minItems=1)]), None),
     negative=_EXAMPLES,
-    k=_between(1, MAX_SEARCH_K),
-    offset=_between(0, MAX_SEARCH_K - 1),
-    effort=(optional(_between(1, MAX_SEARCH_EFFORT)), None),
 )
 
 
@@ -242,7 +230,7 @@ class _Search:
         Args:
             vectors: of all images, made by this model.
         """
-        collection = self._here.workbench.collection(self._name)
+        collection = self._here.workbench.store.get(self._name)
         if model is not None and model.fingerprint != collection.spec.fingerprint and self.model() is not model:
             return None
         found: dict[int, list[bytes] | NNCLRHubError] = {}

@@ -365,7 +365,7 @@ def test_a_collection_is_looked_after(opened, served, photos):
 
     def cut(route) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json=answer.json() | {"left_out": "9 of the 10 entries are left out."})
+        route.fulfill(response=answer, json=answer.json() | {"truncated": "9 of the 10 entries are left out."})
 
     page.route("**/jobs/*", cut)
     page.locator(".jobs li", has_text="verify").get_by_role("button", name="Details").click()

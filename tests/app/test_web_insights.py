@@ -108,7 +108,7 @@ def test_findings_that_the_server_cut_are_said_to_be_so(opened):
 
     def cut(route) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json=answer.json() | {"left_out": "9 of the 10 entries are left out."})
+        route.fulfill(response=answer, json=answer.json() | {"truncated": "9 of the 10 entries are left out."})
 
     page.route(re.compile(r"/inspections/\d+$"), cut)
     page.goto(f"{page.url.split('#')[0]}#/insights/photos")

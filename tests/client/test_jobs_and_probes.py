@@ -190,5 +190,5 @@ def test_a_result_that_is_too_long_for_an_answer_says_what_is_missing(model, tmp
             job = client.jobs.get(job.id)
             assert result == job.result
             assert 0 < len(result["groups"]) < 60
-            assert f"{60 - len(result['groups'])} of the 60 entries of `groups`" in job.left_out
-            assert job.left_out in caplog.text
+            assert f"{60 - len(result['groups'])} of the 60 entries of `groups`" in job.truncated
+            assert job.truncated in caplog.text

@@ -1,6 +1,7 @@
 """Which requests are retried, and which error of the library each failure raises."""
 
 import asyncio
+import json
 import socket
 import time
 from dataclasses import replace
@@ -10,8 +11,10 @@ from email.utils import format_datetime
 import numpy as np
 import pytest
 from client.scripted_server import Response, problem, scripted
+from PIL import Image
 
 from nnclr_hub import AsyncClient, Client, Item
+from nnclr_hub.client.remote import RemoteCollection
 from nnclr_hub.client.transport import LONGEST_PAUSE_S, Answer, Call, Connection
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -26,7 +29,7 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     UnknownModel,
 )
-from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench import FolderRequest, NewImage
 
 EMPTY = Response(200, {"collections": []})
 BUSY = problem(429, "overloaded")
@@ -69,9 +72,11 @@ class Played(Connection):
         return 1.0
 
 
-def play(call: Call, script: list, timeout: float = 100.0) -> tuple[object, list[float]]:
+def play(
+    call: Call, script: list, timeout: float = 100.0, patience: float = 0.0, afterwards: str = ""
+) -> tuple[object, list[float]]:
     """Run a call with a simulated clock, and return its outcome and its pauses."""
-    played = Played(script, timeout)
+    played = Played(script, timeout).patient(patience, afterwards)
     try:
         return played.send(call), played.pauses
     except NNCLRHubError as error:
@@ -120,9 +125,8 @@ def test_an_unreachable_server_stops_calls_early_but_uploads_wait():
     outcome, pauses = play(CALL, [lost] * 50, timeout=1000)
     assert outcome is lost
     assert len(pauses) == 4
-    patient = Call("POST", "/", patience=300.0)
-    assert play(patient, [*[lost] * 15, FINE])[0] == FINE
-    assert play(patient, [DeadlineExceeded("slow"), FINE])[0] == FINE
+    assert play(CALL, [*[lost] * 15, FINE], patience=300)[0] == FINE
+    assert play(CALL, [DeadlineExceeded("slow"), FINE], patience=300)[0] == FINE
     late = DeadlineExceeded("slow")
     assert play(CALL, [late, FINE])[0] is late
 
@@ -133,8 +137,8 @@ DEAD_PROXY = Answer("http://x", 502, {"content-type": "text/html"}, b"<html>")
 @pytest.mark.parametrize("line", [ServerUnreachable("gone"), DEAD_PROXY])
 def test_long_work_waits_two_minutes_for_a_dead_server(line, caplog):
     """It says once how long, and at the end how to continue. An answer in between begins a new outage."""
-    patient = Call("POST", "/", patience=600.0, afterwards="Run it again.")
-    outcome, pauses = play(patient, [line] * 500, timeout=60)
+    patient = {"patience": 600, "afterwards": "Run it again."}
+    outcome, pauses = play(CALL, [line] * 500, timeout=60, **patient)
     assert isinstance(outcome, ServerUnreachable)
     assert str(outcome).endswith("Run it again.")
     assert 100 < sum(pauses) <= 120
@@ -143,19 +147,54 @@ def test_long_work_waits_two_minutes_for_a_dead_server(line, caplog):
     assert record.getMessage().endswith("Run it again.")
     busy = answer(429, "overloaded")
     caplog.clear()
-    assert play(patient, [line, FINE])[0] == FINE
+    assert play(CALL, [line, FINE], **patient)[0] == FINE
     assert caplog.records == [], "a moment is not worth a word"
-    assert play(patient, [*[line] * 12, busy, *[line] * 8, busy, FINE])[0] == FINE
+    assert play(CALL, [*[line] * 12, busy, *[line] * 8, busy, FINE], **patient)[0] == FINE
 
 
 def test_calls_at_the_same_time_share_an_outage(caplog):
-    patient = Call("POST", "/", patience=600.0, afterwards="Run it again.")
-    played = Played([ServerUnreachable("gone")] * 500, 60)
+    played = Played([ServerUnreachable("gone")] * 500, 60).patient(600.0, "Run it again.")
     for _ in range(3):
         with pytest.raises(ServerUnreachable):
-            played.send(patient)
+            played.send(CALL)
     assert sum(played.pauses) <= 120
     assert len(caplog.records) == 1
+
+
+def as_json(body: object) -> Answer:
+    return Answer("http://x", 200, {"content-type": "application/json"}, json.dumps(body).encode())
+
+
+INFO = dict.fromkeys(("count", "durable_seq", "indexed_seq", "vectors_seq", "dim"), 1)
+INFO |= dict.fromkeys(("model", "fingerprint", "state", "index_in_use"), "") | {"recall_estimate": None}
+INFO |= {"name": "c", "metric": "cosine", "indexed": [], "index": "auto", "precision": "f32", "vectors": "raw"}
+JOB = {"id": "1", "kind": "import", "state": "queued", "done": 0, "total": 0, "eta_s": None, "result": None}
+JOB |= {"truncated": "", "error": None}
+# what the server answers to an upload
+UPLOADS = {
+    "folder": [INFO, {"items": [], "cursor": None}, {"results": [{"index": 0, "id": "a"}]}],
+    "file": [INFO, {"job": None, "received": 0}, {"job": JOB, "received": 0}],
+}
+
+
+@pytest.mark.parametrize("kind", UPLOADS)
+@pytest.mark.parametrize("answered", [0, 1, 2])
+def test_an_upload_waits_for_a_server_that_has_answered_once(kind, answered, tmp_path):
+    """At any call. A server that has never answered probably has another address."""
+    answers = list(map(as_json, UPLOADS[kind]))
+    answers[answered:answered] = [ServerUnreachable("gone")] * 12
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "v.ndjson").write_text('{"id": "a", "vector": [1.0]}\n')
+    collection = RemoteCollection(Played(answers, 60), "c")
+    upload = {
+        "folder": lambda: collection.index_folder(FolderRequest(tmp_path, workers=1)).added == 1,
+        "file": lambda: collection.import_file(tmp_path / "v.ndjson").id == "1",
+    }[kind]
+    if answered:
+        assert upload()
+    else:
+        with pytest.raises(ServerUnreachable):
+            upload()
 
 
 def test_permanent_errors_are_not_retried():

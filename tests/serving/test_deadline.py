@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from types import SimpleNamespace
 
 import httpx
@@ -60,7 +61,7 @@ def stuck(hurried, monkeypatch):
             work_of.ended.append(type(error).__name__)
             raise
 
-    for name in ("search_each", "count", "verify", "get"):
+    for name in ("search_each", "count", "get"):
         monkeypatch.setattr(kind, name, work)
     return work_of
 
@@ -70,7 +71,6 @@ ROUTES = {
     "batch": ("POST", "/api/v1/collections/c/search/batch", {"queries": [{"vector": [1.0, 2.0]}] * 2}),
     "count": ("GET", "/api/v1/collections/c/count", None),
     "item": ("GET", "/api/v1/collections/c/items/i001", None),
-    "verify": ("POST", "/api/v1/collections/c/verify", None),
 }
 
 
@@ -163,17 +163,35 @@ def test_the_time_of_loading_a_model_does_not_count(make_engines, work_s, status
     assert status in answers
 
 
-def test_the_first_attention_map_may_wait_for_its_network(hurried, hurried_client, image_files, monkeypatch):
+def test_the_first_attention_map_has_the_deadline_of_every_request(hurried, hurried_client, image_files, monkeypatch):
+    """What it loads continues to load, once, for the next request."""
     extractor = load_encoder("random:resnet18", device="cpu").attention_extractor
-    for seconds in (0.5, 5.0):  # on a busy machine, the rest may take longer than the first
-        waits = [1.5 * seconds]  # before the first use
-        slow = property(lambda self, waits=waits: time.sleep(waits.pop() if waits else 0) or extractor)
-        monkeypatch.setattr(Encoder, "attention_extractor", slow)
-        monkeypatch.setattr("serving.limits.Budget", lambda _, seconds=seconds: Budget(seconds))
+    begun, release = [], threading.Event()
+
+    def slow(self):
+        begun.append(1)
+        assert release.wait(120)
+        return extractor
+
+    def ask() -> httpx.Response:
         files = {"image": ("a.jpg", image_files[0].read_bytes())}
-        if (status := hurried_client.post("/api/v1/attention", files=files).status_code) == 200:
-            break
-    assert status == 200
+        return hurried_client.post("/api/v1/attention", files=files)
+
+    monkeypatch.setattr(Encoder, "attention_extractor", cached_property(slow))
+    Encoder.attention_extractor.__set_name__(Encoder, "attention_extractor")
+    try:
+        for seconds in DEADLINES_S:
+            monkeypatch.setattr("serving.limits.Budget", lambda _, seconds=seconds: Budget(seconds))
+            is_problem(ask(), 504, "deadline_exceeded")
+            if begun:
+                break
+        is_problem(ask(), 504, "deadline_exceeded")
+        assert len(begun) == 1
+    finally:
+        release.set()
+    monkeypatch.setattr("serving.limits.Budget", Budget)
+    assert ask().status_code == 200
+    assert len(begun) == 1
 
 
 def test_searches_above_the_capacity_are_refused_with_429(hurried, hurried_client, stuck, monkeypatch):
@@ -218,10 +236,10 @@ def test_findings_that_are_too_long_are_cut_and_say_what_is_missing(hurried, hur
     whole = hurried_client.get(f"{path}/latest").json()
     monkeypatch.setattr(hurried.app.state.settings, "answer_bytes", 8000)
     cut = hurried_client.get(f"{path}/latest").json()
-    assert whole["left_out"] == ""
+    assert whole["truncated"] == ""
     assert cut["findings"].keys() == whole["findings"].keys()
     kept, there = (len(one["findings"]["outliers"]) for one in (cut, whole))
-    assert f"{there - kept} of the {there} entries of `outliers`" in cut["left_out"]
+    assert f"{there - kept} of the {there} entries of `outliers`" in cut["truncated"]
     assert cut["findings"]["outliers"] == whole["findings"]["outliers"][:kept]
 
 

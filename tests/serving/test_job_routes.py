@@ -53,11 +53,12 @@ class Steps:
 def steps(server, monkeypatch):
     """Replace verification by such a kind."""
     made = Steps()
-    verify = Task("verify", CollectionRequest, "/jobs", False, made.run)
+    verify = Task("verify", CollectionRequest, "/collections/{collection}/verify", False, made.run)
     monkeypatch.setitem(server.app.state.jobs.tasks, "verify", verify)
     name = f"held-{time.monotonic_ns()}"
     server.bench.store.create(name, CollectionSpec(2))
-    made.body = {"kind": "verify", "collection": name}
+    made.collection = name
+    made.path = f"/api/v1/collections/{name}/verify"
     yield made
     for job in server.app.state.jobs.list(1000)[0]:
         server.app.state.jobs.cancel(job.id)
@@ -83,7 +84,7 @@ def events(lines, last=lambda event: False, found=None):
 
 
 def test_events_report_progress_to_several_clients_and_end_with_the_job(client, server, steps):
-    job = client.post(JOBS, json=steps.body).json()
+    job = client.post(steps.path).json()
     heard: list[list] = [[], []]
 
     def listen(to: list) -> None:
@@ -116,7 +117,7 @@ def test_events_report_progress_to_several_clients_and_end_with_the_job(client, 
 
 
 def test_a_client_that_reconnects_gets_only_new_events(client, server, steps):
-    job = client.post(JOBS, json=steps.body).json()
+    job = client.post(steps.path).json()
     url = f"{JOBS}/{job['id']}/events"
     with client.stream("GET", url) as stream:
         first = events(stream.iter_lines(), last=lambda event: event[2]["total"] == 3)[-1]
@@ -134,7 +135,7 @@ def test_a_client_that_reconnects_gets_only_new_events(client, server, steps):
 
 def test_head_of_a_stream_returns_at_once(client, steps):
     """The next request on the same connection does not wait for the last event."""
-    job = client.post(JOBS, json=steps.body).json()
+    job = client.post(steps.path).json()
     head = client.head(f"{JOBS}/{job['id']}/events")
     assert client.get("/healthz").json() == {"status": "ok"}
     with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
@@ -145,7 +146,7 @@ def test_head_of_a_stream_returns_at_once(client, steps):
 
 def test_a_silent_stream_sends_heartbeats(client, server, steps, monkeypatch):
     monkeypatch.setattr("serving.routes.jobs.HEARTBEAT_S", 0.1)
-    job = client.post(JOBS, json=steps.body).json()
+    job = client.post(steps.path).json()
     with client.stream("GET", f"{JOBS}/{job['id']}/events") as stream:
         for line in stream.iter_lines():
             if line.startswith(":"):
@@ -156,18 +157,18 @@ def test_a_silent_stream_sends_heartbeats(client, server, steps, monkeypatch):
 
 
 def test_cancelling_is_idempotent_and_too_many_are_refused(client, steps):
-    jobs = [client.post(JOBS, json=steps.body).json()]
+    jobs = [client.post(steps.path).json()]
     until(lambda: client.get(f"{JOBS}/{jobs[0]['id']}").json()["state"] == "running")
-    bodies = [{**steps.body, "collection": name} for name in ("one", "two", "three")]
-    for body in bodies:
-        client.put(f"/api/v1/aliases/{body['collection']}", json={"collection": steps.body["collection"]})
-    jobs += [client.post(JOBS, json=body).json() for body in bodies[:2]]
-    refused = client.post(JOBS, json=bodies[2])
+    paths = [f"/api/v1/collections/{name}/verify" for name in ("one", "two", "three")]
+    for name in ("one", "two", "three"):
+        client.put(f"/api/v1/aliases/{name}", json={"collection": steps.collection})
+    jobs += [client.post(path).json() for path in paths[:2]]
+    refused = client.post(paths[2])
     assert (refused.status_code, refused.json()["code"]) == (429, "overloaded")
     assert int(refused.headers["retry-after"]) > 0
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
     assert client.delete(f"{JOBS}/{jobs[2]['id']}").json()["state"] == "cancelled"
-    assert client.post(JOBS, json=bodies[2]).status_code == 202
+    assert client.post(paths[2]).status_code == 202
     client.delete(f"{JOBS}/{jobs[0]['id']}")
     assert finished(client, f"{JOBS}/{jobs[0]['id']}")["state"] == "cancelled"
 
@@ -176,7 +177,7 @@ def test_jobs_are_listed_in_pages_newest_first(client, steps):
     made = []
     for _ in range(3):
         steps.steps.release(3)
-        made.append(ended(client, client.post(JOBS, json=steps.body))["id"])
+        made.append(ended(client, client.post(steps.path))["id"])
     page = client.get(JOBS, params={"limit": 2, "kind": "verify"}).json()
     assert [job["id"] for job in page["jobs"]] == [made[2], made[1]]
     page = client.get(JOBS, params={"limit": 1, "kind": "verify", "cursor": page["cursor"]}).json()
@@ -189,7 +190,7 @@ def test_long_parameters_end_a_page_of_jobs_early(client, steps, monkeypatch):
     made = []
     for _ in range(3):
         steps.steps.release(3)
-        made.append(ended(client, client.post(JOBS, json=steps.body))["id"])
+        made.append(ended(client, client.post(steps.path))["id"])
     monkeypatch.setattr("serving.routes.jobs.MOST_PAGE", 1)
     seen, cursor = [], None
     while len(seen) < 3:
@@ -202,7 +203,7 @@ def test_long_parameters_end_a_page_of_jobs_early(client, steps, monkeypatch):
 
 def test_answers_that_may_be_long_are_not_encoded_in_the_event_loop(client, server, steps, monkeypatch):
     steps.steps.release(3)
-    done = ended(client, client.post(JOBS, json=steps.body))
+    done = ended(client, client.post(steps.path))
     encoded = []
     serialize = fastapi.routing.serialize_response
 
@@ -211,12 +212,11 @@ def test_answers_that_may_be_long_are_not_encoded_in_the_event_loop(client, serv
         return await serialize(**given)
 
     monkeypatch.setattr("fastapi.routing.serialize_response", count)
-    place = f"/api/v1/collections/{steps.body['collection']}"
+    place = f"/api/v1/collections/{steps.collection}"
     for path in (JOBS, f"{JOBS}/{done['id']}", "/api/v1/collections", "/api/v1/probes", f"{place}/items"):
         assert client.get(path).status_code == 200
-    assert client.post(f"{place}/verify").json()["ok"] is True
     assert client.post(f"{place}/facets", json={"keys": ["label"]}).status_code == 200
-    assert client.put("/api/v1/aliases/some", json={"collection": steps.body["collection"]}).status_code == 200
+    assert client.put("/api/v1/aliases/some", json={"collection": steps.collection}).status_code == 200
     assert client.put(f"{place}/items", json=[{"id": "a", "vector": [1.0, 0.0]}]).status_code == 200
     labels = client.post(f"{place}/labels", content=b"id,label\na,b\n", headers={"Content-Type": "text/csv"})
     assert labels.json()["matched"] == 1
@@ -338,7 +338,7 @@ def test_files_outside_the_folders_are_not_read(client, server, album, photos):
     assert [info.name for info in server.bench.store.list()] == ["album"]
     body = {"model": server.other.name, "skip_missing": True}
     job = ended(client, client.post("/api/v1/collections/album/reembed", json=body))
-    assert (job["state"], job["result"]["items"], job["result"]["left_out_count"]) == ("done", 60, 1)
+    assert (job["state"], job["result"]["items"], job["result"]["skipped_count"]) == ("done", 60, 1)
 
 
 def test_without_source_folders_reembedding_reports_missing_images(client, server, album, monkeypatch):

@@ -99,7 +99,7 @@ def test_a_result_that_is_too_long_is_cut_and_says_what_is_missing(make_world):
     assert (job.result["found"], job.result["few"]) == (300, [1, 2])
     kept = len(job.result["groups"])
     assert job.result["groups"] == whole["groups"][:kept]
-    assert job.left_out.startswith(f"{300 - kept} of the 300 entries of `groups` are left out")
+    assert job.truncated.startswith(f"{300 - kept} of the 300 entries of `groups` are left out")
     world.restart()
     assert world.jobs.get(job.id) == job
 
@@ -114,7 +114,7 @@ def test_the_largest_part_of_a_long_result_is_cut_whatever_the_names_of_files(ma
     assert job.result["many"] == whole["many"]
     assert job.result["errors"] == [{"name": "m?.png"}]
     assert job.result["few"] == whole["few"][:1]
-    assert job.left_out.startswith("2 of the 3 entries of `few` are left out")
+    assert job.truncated.startswith("2 of the 3 entries of `few` are left out")
 
 
 # ---- jobs on disk: pages, marks, increasing ids, and the deletion of old jobs

@@ -4,7 +4,8 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from nnclr_hub.workbench.tasks import Request, Task, all_tasks, option
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import Task, all_tasks
 from serving.access import WRITE, AccessRules
 from serving.openapi import document, operations, text
 from serving.problems import ANYWHERE, problem_kind

@@ -6,6 +6,12 @@ import httpx
 import pytest
 from rest_requests import as_text, is_problem
 
+from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.workbench import SearchQuery
+from nnclr_hub.workbench.duplicates import DuplicatesRequest
+from nnclr_hub.workbench.inspection.comparison import ComparisonRequest
+from nnclr_hub.workbench.inspection.findings import InspectionRequest
+
 VIT = "random:test_vit"
 V32, ROOT = [1.0] * 32, {"must": [{"key": "root", "exists": True}]}
 JPEG, TEXT = {"files": ("a.jpg", b"x")}, {"Content-Type": "text/plain"}
@@ -184,10 +190,7 @@ TABLE: dict[str, list[Any]] = {
         (sent(content=b"", headers={"Content-Type": "application/zip"}), *INVALID),
     ],
     "POST c/none/imports": [(sent(content=b"", headers=LINES), 404, "collection_not_found")],
-    "POST /api/v1/jobs": [
-        ({"kind": "verify", "collection": "none"}, 404, "collection_not_found"),
-        {"kind": "probe_fit", "collection": "photos"},
-    ],
+    **{f"POST c/none/{kind}": [(None, 404, "collection_not_found")] for kind in ("verify", "compact")},
     **{f"{method} /api/v1/jobs/0": [(None, 404, "job_not_found")] for method in ("GET", "DELETE")},
     "GET /api/v1/jobs/0/events": [(None, 404, "job_not_found")],
     **{f"GET /api/v1/jobs?{query}": [None] for query in ("limit=0", "cursor=x", "state=maybe", "kind=other")},
@@ -311,6 +314,25 @@ def test_validation_errors_name_the_place_and_the_expected_value(client, world):
     assert [error["loc"] for error in response.json()["errors"]] == ["query.limit", "query.kind"]
     error = client.post("/v1/embeddings", json={"model": "default"}).json()["error"]
     assert (error["code"], error["param"]) == ("invalid_request", "input")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "make"),
+    [
+        ("comparisons", {"models": ["pixels"] * 9}, lambda: ComparisonRequest("photos", ["pixels"] * 9)),
+        ("comparisons", {"field": 'a"b'}, lambda: ComparisonRequest("photos", field='a"b')),
+        ("duplicates", {"threshold": 0.9, "limit": 0}, lambda: DuplicatesRequest("photos", 0.9, limit=0)),
+        ("inspections", {"label_next": 1001}, lambda: InspectionRequest("photos", label_next=1001)),
+        ("search", {"vector": V32, "k": 1001}, lambda: SearchQuery.of(vector=V32, k=1001)),
+        ("search", {"vector": V32, "effort": 0}, lambda: SearchQuery.of(vector=V32, effort=0)),
+    ],
+)
+def test_a_limit_of_a_request_is_refused_by_every_address_in_the_same_words(client, world, path, body, make):
+    with pytest.raises(NNCLRHubError) as refusal:
+        make()
+    response = client.post(f"/api/v1/collections/photos/{path}", json=body)
+    is_problem(response, 422, refusal.value.code)
+    assert response.json()["detail"] == str(refusal.value)
 
 
 def test_a_body_with_a_million_errors_gets_a_short_answer(client, world):

@@ -55,7 +55,7 @@ def test_a_job_that_is_submitted_again_while_it_waits_or_runs_is_one_job(client,
     path, body = {
         "duplicates": (f"{C}/duplicates", {}),
         "probe": ("/api/v1/probes", {"name": "ab", "collection": "photos", "field": "label"}),
-    }.get(kind, ("/api/v1/jobs", {"kind": kind, "collection": "photos"}))
+    }.get(kind, (f"{C}/{kind}", None))
     jobs = server.app.state.jobs
     with monkeypatch.context() as patched:
         patched.setattr(jobs, "_enqueue", lambda active: None)  # it waits

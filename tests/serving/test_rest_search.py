@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
-from rest_requests import as_text, is_problem, upload
+from rest_requests import as_text, ended, is_problem, upload
 
 
 def test_added_images_are_found_as_neighbors(client, collection, image_files, encoder):
@@ -57,7 +57,7 @@ def test_added_images_are_found_as_neighbors(client, collection, image_files, en
     assert client.delete(f"{collection}/items/p3").status_code == 204
     after = client.post(f"{collection}/search", json={"vector": vector.tolist(), "k": 5}).json()["matches"]
     assert "p3" not in [match["id"] for match in after]
-    assert client.post(f"{collection}/verify").json()["ok"]
+    assert ended(client, client.post(f"{collection}/verify"))["result"]["ok"]
     assert client.post(f"{collection}/snapshot").status_code == 204
 
 

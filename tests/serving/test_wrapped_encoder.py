@@ -77,7 +77,7 @@ def test_a_collection_moves_to_the_function_of_the_server_over_rest(client, serv
     names = {one["fingerprint"]: one["id"] for one in client.get("/v1/models").json()["data"]}
     job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": names[own.fingerprint]}))
     assert job["state"] == "done", job
-    assert (job["result"]["embedded"], job["result"]["left_out"]) == (60, [])
+    assert (job["result"]["embedded"], job["result"]["skipped"]) == (60, [])
     collection = server.bench.collection("album")
     assert (collection.spec.fingerprint, collection.spec.dim) == (own.fingerprint, 192)
 

@@ -24,7 +24,8 @@ from nnclr_hub.workbench.inspection.findings import InspectionRequest
 from nnclr_hub.workbench.maintenance import BackupRequest, CollectionRequest
 from nnclr_hub.workbench.probes import ProbeFit
 from nnclr_hub.workbench.reembedding import ReembedRequest
-from nnclr_hub.workbench.tasks import Request, TaskContext, all_tasks
+from nnclr_hub.workbench.requests import Request
+from nnclr_hub.workbench.tasks import TaskContext, all_tasks
 
 IMAGES = 24
 STARTER = "nnclr_resnet18_free_starter"  # which each server has
@@ -46,7 +47,7 @@ TASKS: dict[str, tuple[Callable[[dict[str, Path]], Request], dict[str, Any]]] = 
     ),
     "reembed": (
         lambda files: ReembedRequest("reembed", STARTER),
-        {"items": IMAGES, "kept": "reembed.old", "left_out_count": 0},
+        {"items": IMAGES, "kept": "reembed.old", "skipped_count": 0},
     ),
     "index": (lambda files: IndexRequest("index", folder="b"), {"added": IMAGES // 2, "replaced": 0, "unchanged": 0}),
 }

@@ -199,7 +199,7 @@ def test_uploads_are_reembedded_from_their_originals(bench, make_model):
     bench.add_images("one", [NewImage(str(seed), photo(seed, "WEBP"), {"n": seed}) for seed in range(3)])
     other = str(make_model(seed=1))
     done = reembed(bench, "one", other, folders=[])
-    assert (done.items, done.left_out) == (3, ())
+    assert (done.items, done.skipped) == (3, ())
     expected = bench.models.get(other).embed([photo(0, "WEBP")])[0]
     [item] = bench.collection("one").get(["0"])
     assert item.metadata["n"] == 0

@@ -74,7 +74,7 @@ def test_the_name_refers_to_the_new_vectors_and_the_old_ones_are_kept(bench, oth
     before = contents(bench.collection("c"))
     seen = []
     report = reembed(bench, "c", other, progress=lambda done, total: seen.append((done, total)))
-    assert (report.items, report.embedded, report.left_out) == (60, 60, ())
+    assert (report.items, report.embedded, report.skipped) == (60, 60, ())
     assert seen[-1] == (60, 60)
     assert_holds_the_folder(bench, other, folder)
     after = contents(bench.collection("c"))
@@ -129,7 +129,7 @@ def test_writes_between_two_calls_are_in_the_new_collection(bench, other, folder
     (folder / "cat" / "03.jpg").unlink()
     bench.collection("c").change_indexed(["label", "size"])
     report = reembed(bench, "c", other)
-    assert (report.items, report.left_out) == (59, ())
+    assert (report.items, report.skipped) == (59, ())
     assert_holds_the_folder(bench, other, folder)
     assert bench.collection("c").get([by_path["cat/02.jpg"]])[0].metadata["label"] == "edited"
     assert bench.collection("c").spec.indexed == ("label", "size")
@@ -229,7 +229,7 @@ def test_concurrent_writers_lose_and_resurrect_nothing(bench, make_model, folder
         for thread in threads:
             thread.join()
     assert not failures
-    assert report.left_out == ()
+    assert report.skipped == ()
     there = contents(bench.collection("c"))
     assert len(acknowledged) > 100
     assert {id for id in there if id.startswith("sent")} == {
@@ -243,7 +243,7 @@ def test_concurrent_writers_lose_and_resurrect_nothing(bench, make_model, folder
         bench.upsert("c", [Item("late", vectors[old.fingerprint])], fingerprint=old.fingerprint)
 
 
-def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other, folder, image_files):
+def test_items_without_their_image_are_refused_by_name_or_skipped(bench, other, folder, image_files):
     (folder / "cat" / "00.jpg").unlink()
     shutil.copy(image_files[-1], folder / "cat" / "01.jpg")
     (folder / "cat" / "02.jpg").write_bytes(b"nothing")
@@ -261,8 +261,8 @@ def test_items_without_their_image_are_refused_by_name_or_left_out(bench, other,
     assert bench.collection("c").spec.dim == 32
     report = reembed(bench, "c", other, skip_missing=True)
     assert (report.items, report.embedded) == (57, 0)
-    assert {path for path, _ in report.left_out} == {"cat/00.jpg", "cat/01.jpg", "cat/02.jpg", "sent"}
-    assert dict(report.left_out)["sent"] != ""
+    assert {path for path, _ in report.skipped} == {"cat/00.jpg", "cat/01.jpg", "cat/02.jpg", "sent"}
+    assert dict(report.skipped)["sent"] != ""
     assert bench.collection(report.kept).count() == 61
 
 

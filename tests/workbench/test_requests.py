@@ -9,6 +9,7 @@ from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import AddRequest, Encoders, FolderRequest, NewCollection, NewImage, Workbench
 from nnclr_hub.workbench.folder_index import IndexRequest
+from nnclr_hub.workbench.inspection.comparison import ComparisonRequest
 from nnclr_hub.workbench.maintenance import BackupRequest
 from nnclr_hub.workbench.probes import ProbeFit
 
@@ -46,6 +47,8 @@ def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
         lambda: ProbeFit(name="p", items=ITEMS[:1]),
         lambda: IndexRequest("c", folder="x" * 5000),
         lambda: BackupRequest(keep=0),
+        lambda: ComparisonRequest("c", ["pixels"] * 9),
+        lambda: ComparisonRequest("c", field='a"b'),
     ],
 )
 def test_an_invalid_request_cannot_be_made(make):

@@ -205,7 +205,7 @@ class EmbeddedCollection(Collection):
         queries = checks.check_queries(vectors, self.spec)
         checks.check_options(options)
         checks.check_k(k)
-        group, known = parse(options.where), self._files.filters
+        group, known = EVERYTHING if options.where is None else parse(options.where), self._files.filters
 
         def find(connection: sqlite3.Connection, state: State) -> list[list[Match]]:
             chosen = None if group == EVERYTHING else known.passing(connection, state, group)

@@ -30,11 +30,13 @@ from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_difference
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.pages import pages
+from nnclr_hub.store.where import check_key
 from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.bench import Report
+from nnclr_hub.workbench.bench import LocalBench, Report
 from nnclr_hub.workbench.inspection.subject import inspected_files
 from nnclr_hub.workbench.labels import label_text
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import TaskContext, portion, task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -46,6 +48,7 @@ LEAST_LABELS = 20
 LEVEL = 0.05
 MOST_ITEMS = 1000  # of a collection that are compared
 BATCH = 64  # thumbnails that are embedded at once
+MAX_COMPARED = 8  # encoders of one request
 Kind = Literal["linear", "knn"]
 CLASSIFIERS: tuple[Kind, ...] = ("linear", "knn")
 Interval = tuple[float, float, float]  # accuracy, and its 95% interval
@@ -130,18 +133,28 @@ class ComparisonRequest(Request):
     """The encoders to compare, and the labels to compare them by."""
 
     collection: str = option("name or alias of the collection")
-    models: Sequence[str] = option("names of models, or hand-crafted features; the others are compared with the first")
+    models: Sequence[str] | None = option(
+        "names of models, or hand-crafted features; the others are compared with the first",
+        None,
+        max_length=MAX_COMPARED,
+    )
     field: str = option("metadata key of the label of an item", "label")
     source: Sequence[str | None] | None = option("where a server has each model", None, hidden=True)
 
+    def validate(self) -> None:
+        """Raise InvalidFilter for an invalid key, or InvalidRequest."""
+        super().validate()
+        check_key(self.field)
+
 
 @task("comparison", ComparisonRequest, path="/collections/{collection}/comparisons")
-def compare_encoders(bench: Any, request: ComparisonRequest, context: TaskContext) -> dict[str, Any]:
+def compare_encoders(bench: LocalBench, request: ComparisonRequest, context: TaskContext) -> dict[str, Any]:
     """Compare encoders on a collection; names of hand-crafted features are not models."""
     collection = bench.collection(request.collection)
+    models = request.models or [bench.default_model, "pixels"]
     sources = [
         (name, FLOORS[name] if name in FLOORS else bench.models.get(source))
-        for name, source in zip(request.models, request.source or request.models, strict=True)
+        for name, source in zip(models, request.source or models, strict=True)
     ]
 
     def progress(done: int, total: int) -> None:

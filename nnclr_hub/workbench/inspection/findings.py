@@ -44,10 +44,11 @@ from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.where import check_key
 from nnclr_hub.table_rows import LabelTable
-from nnclr_hub.workbench.bench import Report
+from nnclr_hub.workbench.bench import LocalBench, Report
 from nnclr_hub.workbench.inspection.subject import Parts, Subject, collection_subject
 from nnclr_hub.workbench.inspections import INSPECTION, LABEL_NEXT, MAX_LABEL_NEXT, KeptInspection, keep_inspection
-from nnclr_hub.workbench.tasks import Request, TaskContext, option, portion, task
+from nnclr_hub.workbench.requests import Request, option
+from nnclr_hub.workbench.tasks import TaskContext, portion, task
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +262,7 @@ class InspectionRequest(Request):
 
 
 @task("inspection", InspectionRequest, path="/collections/{collection}/inspections")
-def inspect_and_keep(bench: Any, request: InspectionRequest, context: TaskContext) -> dict[str, Any]:
+def inspect_and_keep(bench: LocalBench, request: InspectionRequest, context: TaskContext) -> dict[str, Any]:
     """Inspect a collection, and keep the inspection with the store at the end of the task."""
     collection = bench.collection(request.collection)
     share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.workbench.bench import Inspected, Report
+from nnclr_hub.workbench.bench import Inspected, LocalBench, Report
 from nnclr_hub.workbench.inspection.findings import (
     FINDINGS,
     Entry,
@@ -41,7 +41,7 @@ MOST_TILES = ACROSS * ACROSS  # items with an image on the map
 TEMPLATE = "report_template.html"
 
 
-def inspect_and_report(bench: Any, request: InspectionRequest, folder: Path, report: Report) -> Inspected:
+def inspect_and_report(bench: LocalBench, request: InspectionRequest, folder: Path, report: Report) -> Inspected:
     """Inspect a collection, and write report.html to a folder; see `Bench.inspect`."""
     collection = bench.collection(request.collection)
     labels = None if request.labels is None else one_label_each(request.labels)
