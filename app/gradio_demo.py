@@ -17,6 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from io import BytesIO
 from pathlib import Path
@@ -42,6 +43,7 @@ SAME = 0.9  # least score of an image with its own thumbnail
 PARTS = 6  # images in which a part is looked for
 START_S = 600.0  # for a server to load
 GRACE_S = 5  # for open pages at the end
+FIT_S, AGAIN_S = 30.0, 60.0  # to wait for a fit, and until a fit that failed is tried again
 FIELD = "label"
 PLAIN: dict[str, Any] = {"show_label": False, "height": "auto", "object_fit": "contain"}
 INTRO = """# nnclr_hub
@@ -69,7 +71,8 @@ class Demo:
         self.items = self.collection.scroll(limit=SHOWN, with_vector=False).items
         self.rng = np.random.default_rng(0)
         self.run, self.moments = newest_neighbors(runs)
-        self.probe = self._first_probe() or self._fit()
+        self._probe: str | None = None
+        self._again = 0.0  # when another fit may be asked for
 
     def first(self) -> Image.Image | None:
         return self.image(self.items[0].id) if self.items else None
@@ -82,7 +85,7 @@ class Demo:
         return self._shown(self._search(Example(image=Path(file).read_bytes())) if file else [])
 
     def select(self, ids: list[str], event: gr.SelectData) -> tuple[Shown, list[str]]:
-        """Return the same for the image that was clicked."""
+        """Return the neighbors of the image that was clicked, and their ids."""
         return self.similar(ids[int(event.index)])
 
     def similar(self, id: str) -> tuple[Shown, list[str]]:
@@ -104,23 +107,25 @@ class Demo:
         return own.overlay(), [one.overlay() for one in maps]
 
     def point(self, image: Image.Image, event: gr.SelectData) -> tuple[Image.Image | None, list[Image.Image]]:
-        """Return the same for the point that was clicked."""
+        """Return what `attention` does for the point that was clicked."""
         return self.attention(image, *event.index)
 
+    @property
+    def probe(self) -> str | None:
+        """A probe of the collection's encoder, which the first call has fitted; None while there is none."""
+        with suppress(NNCLRHubError):
+            self._probe = self._probe or self._first_probe()
+            if self._probe is None and time.monotonic() >= self._again:
+                self._again = time.monotonic() + AGAIN_S
+                with suppress(ProbeExists):  # of another process
+                    fit = self.client.probes.fit("demo", collection=self.collection.name, field=FIELD)
+                    self.client.jobs.wait(fit.id, timeout=FIT_S)  # the server continues afterwards
+                self._probe = self._first_probe()
+        return self._probe
+
     def _first_probe(self) -> str | None:
-        """Return a probe of the collection's encoder."""
         own = self.info.spec.fingerprint
         return next((one.name for one in self.client.probes.list() if one.fingerprint == own), None)
-
-    def _fit(self) -> str | None:
-        """Fit a probe on the collection's labels; return None if it has none, or the server is read-only."""
-        try:
-            self.client.jobs.wait(self.client.probes.fit("demo", collection=self.collection.name, field=FIELD).id)
-        except ProbeExists:  # another process fitted it; maybe for another encoder
-            return self._first_probe()
-        except NNCLRHubError:
-            return None
-        return "demo"
 
     def predict(self, image: Image.Image | None) -> dict[str, float]:
         """Return the probabilities of the most probable classes; without a probe, the votes of the neighbors."""

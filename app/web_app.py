@@ -6,6 +6,7 @@ import hashlib
 import re
 import threading
 import zipfile
+from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ class _Files(StaticFiles):
     def file_response(self, full_path: Any, stat_result: Any, scope: Any, status_code: int = 200) -> Response:
         response = super().file_response(full_path, stat_result, scope, status_code)
         response.headers.update(HEADERS)
-        if f"{PATH}/~{_version()}/" in scope["path"]:
+        if f"{PATH}/~{_read(_stats())[0]}/" in scope["path"]:
             response.headers["Cache-Control"] = "public, max-age=31536000, immutable"
         return response
 
@@ -64,16 +65,24 @@ def _start_page() -> Response:
     A browser learns of a module only where another imports it, in six steps; so the page names those of the first
     screen, which are then loaded at once.
     """
-    modules = _imported("main.js") | _imported(FIRST)
+    return HTMLResponse(_read(_stats())[1], headers=HEADERS)
+
+
+def _stats() -> tuple[tuple[Path, int, int], ...]:
+    stats = ((path, path.stat()) for path in sorted(FOLDER.iterdir()))
+    return tuple((path, stat.st_mtime_ns, stat.st_size) for path, stat in stats)
+
+
+@lru_cache(1)
+def _read(stats: tuple[tuple[Path, int, int], ...]) -> tuple[str, str]:
+    """Return the version, which is that of every installation with the same files, and the text of the page."""
+    digest = hashlib.sha256()
+    for path, _, _ in stats:
+        digest.update(path.name.encode() + path.read_bytes())
+    version, modules = digest.hexdigest()[:16], _imported("main.js") | _imported(FIRST)
     links = "".join(f'  <link rel="modulepreload" href="app/{name}">\n' for name in sorted(modules))
-    text = (FOLDER / "index.html").read_text().replace("</head>", f"{links}</head>")
-    return HTMLResponse(text.replace('"app/', f'"app/~{_version()}/'), headers=HEADERS)
-
-
-def _version() -> str:
-    stats = ((path.name, path.stat()) for path in sorted(FOLDER.iterdir()))
-    state = repr([(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats])
-    return hashlib.sha256(state.encode()).hexdigest()[:16]
+    text = (FOLDER / "index.html").read_text("utf-8").replace("</head>", f"{links}</head>")
+    return version, text.replace('"app/', f'"app/~{version}/')
 
 
 def _imported(name: str) -> set[str]:
@@ -82,7 +91,7 @@ def _imported(name: str) -> set[str]:
     while waiting:
         if (module := waiting.pop()) not in names:
             names.add(module)
-            waiting += IMPORT.findall((FOLDER / module).read_text())
+            waiting += IMPORT.findall((FOLDER / module).read_text("utf-8"))
     return names
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from report import make_images
 from server_process import ServerProcess
@@ -99,7 +100,8 @@ def run(program: str, arguments: list[str], environment: dict[str, str]) -> tupl
 
 def ready(program: str, folder: Path, flags: list[str]) -> tuple[float, float]:
     """Return CPU seconds of a server until it is ready, and its resident MB then, idle."""
-    with ServerProcess(folder / "store", program=("-c", program), flags=flags, cache=folder / "cache") as server:
+    how: Any = {"program": ("-c", program), "flags": [*flags, "--page"], "cache": folder / "cache"}
+    with ServerProcess(folder / "store", **how) as server:
         fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
         seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         status = Path(f"/proc/{server.pid}/status").read_text()

@@ -110,7 +110,7 @@ class TableRows:
     """The rows of a table.
 
     table: where they are from.
-    rows: at least one, unless `read_rows` was to allow none.
+    rows: at least one; none only of `read_rows(empty=True)`.
     several: keys of cells with several values; rows of the same image are then joined.
     others: columns of the table that were not read.
     """

@@ -75,7 +75,7 @@ _open: list[threading.Event] = []  # of the blocks of `lines`, the innermost las
 
 @contextmanager
 def lines(console: Console, state: Callable[[], str]) -> Iterator[None]:
-    """Print a line every few seconds in the block, from another thread; of blocks in one another, the innermost does.
+    """Print a line every few seconds in the block, from another thread; only the innermost block does.
 
     Args:
         state: returns the line, or "" for none.

@@ -5,6 +5,7 @@ The two processes write OUT/rank0.pt, OUT/rank1.pt and the run folder OUT/run, w
 
 import multiprocessing
 import os
+import signal
 from pathlib import Path
 
 import torch
@@ -105,7 +106,12 @@ def work(rank: int, ports: list[str], data: Path, out: Path) -> None:
 def fork(*arguments) -> None:
     """Run both ranks, of which one is a fork, because imports take longest."""
     other = os.fork()
-    work(int(other == 0), *arguments)
+    try:
+        work(int(other == 0), *arguments)
+    except BaseException:
+        if other:  # it would wait for this one
+            os.kill(other, signal.SIGKILL)
+        raise
     if other == 0:
         os._exit(0)
     assert os.waitpid(other, 0)[1] == 0

@@ -62,7 +62,7 @@ export async function showCollections(main, session) {
     await draw();
     if ((made()?.count ?? 0) < 2) return;
     // the screen that opens looks for this job
-    await rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true});
+    await rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true}).catch(sayError);
     if (!left) location.hash = `#/explore/${encodeURIComponent(name)}`;
   };
   const drop = (/** @type {File[]} */ files, /** @type {Element} */ target) => {

@@ -131,7 +131,7 @@ class ItemViewer extends HTMLElement {
     const {explorer} = this;
     if (row === this.row) return this._setFull(full);
     this.row = row;
-    this.isNew = true;
+    this.isNew = !this.dialog.open;
     this.example = null;
     this._show(imageUrl(explorer.name, explorer.rows.ids[row], 'original'), explorer.rows.title(row), {
       id: explorer.rows.ids[row],

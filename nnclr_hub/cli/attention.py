@@ -60,8 +60,8 @@ def attention(
     center_prior: Annotated[
         bool | None,
         typer.Option(
-            help="Of the whole image: show the map times a Gaussian in the center, without --max-side at a short side "
-            "of 256 pixels, which is the default; or the plain map."
+            help="Weight the map of the whole image by a Gaussian in the center (default), at a short side of 256 "
+            "pixels unless --max-side is given; or show the plain map."
         ),
     ] = None,
     opacity: Opacity = 0.6,

@@ -227,7 +227,6 @@ def search(
     queries = [SearchQuery(examples, away, **options) for _, examples in searches]
     with place.bench(model, backend, read_only=True) as bench:
         there = bench.store.get(collection)
-        note_unknown_keys(there, options["where"], options["group_by"])
         how = ImageReading.of_source(there.spec.model)
         # torch is imported only to embed images that can be read
         checks = [attempt(partial(_check_images, query, how)) for query in queries]
@@ -243,6 +242,8 @@ def search(
             for title, examples, answer in titled
             if not isinstance(answer, NNCLRHubError)
         ]
+        is_empty = any(not row.matches for row in rows)
+        note_unknown_keys(there, options["where"] if is_empty else None, options["group_by"])
         if sheet is not None and rows:
             write_contact_sheet(sheet, rows, there.thumbnail, how)
             err.print(f"Wrote {sheet}.", soft_wrap=True)

@@ -419,8 +419,8 @@ def snapshot(there: VectorStore, names: Names = None) -> Shown:
     Example: nnclr store snapshot
     """
     done = names or [info.name for info in there.list()]
-    for name in done:
-        there.get(name).snapshot()
+    for collection in [there.get(name) for name in done]:  # a wrong name is refused before the first one
+        collection.snapshot()
     return Shown(done, *(f"{name}: snapshot written" for name in done))
 
 
@@ -431,10 +431,11 @@ def compact(there: VectorStore, names: Names = None) -> Shown:
     Example: nnclr store compact photos
     """
     counts = {}
-    for name in names or [info.name for info in there.list()]:
+    chosen = {name: there.get(name) for name in names or [info.name for info in there.list()]}
+    for name, collection in chosen.items():
         with bar(f"compacting {name}", "items") as advance:
-            there.get(name).compact(advance)
-        counts[name] = there.get(name).count()
+            collection.compact(advance)
+        counts[name] = collection.count()
     return Shown(counts, *(f"{name}: compacted, {count} items" for name, count in counts.items()))
 
 
@@ -570,10 +571,10 @@ def _import_file(file: Path, name: str | None, place: Place) -> Shown:
     list_broken([(error["name"], error["detail"]) for error in result["errors"]], result["errors_count"])
     if left_out := ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in result["left_out"].items()):
         err.print(f"left out: {left_out}")
-    if result["errors_count"] and not any(result[what] for what in counted):
-        raise InvalidRequest(f"Nothing in {file} could be imported; each error above says why.")
+    if failed := bool(result["errors_count"] and not any(result[what] for what in counted)):
+        err.print(f"Nothing in {file} could be imported; each error above says why.", soft_wrap=True)
     counts = ", ".join(f"{result[what]} {what}" for what in counted)
-    return Shown(result, f"{name}: {counts}, {result['errors_count']} invalid")
+    return Shown(result, f"{name}: {counts}, {result['errors_count']} invalid", failed=failed)
 
 
 def _dim_of(file: Path, format: ImportFormat) -> int | None:
@@ -690,7 +691,8 @@ def facets(there: VectorStore, name: Name, keys: Keys, where: Where = None, limi
     """
     collection, chosen = there.get(name), parse_where(where)
     found = collection.facets(keys, chosen, limit)
-    note_unknown_keys(collection, chosen, *keys)
+    empty = [key for key, one in found.items() if not one.items]
+    note_unknown_keys(collection, chosen if len(empty) == len(found) else None, *empty)
     values = {key: [{"value": value, "count": n} for value, n in one.values] for key, one in found.items()}
     lines: list[Any] = []
     for key, one in found.items():

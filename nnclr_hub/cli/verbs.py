@@ -318,7 +318,7 @@ def check_folder(to: Path, *marks: str, inputs: Iterable[Path] = ()) -> None:
     if to.exists() and not to.is_dir():
         raise InvalidRequest(f"--out {to} is a file; name a folder.")
     for one in inputs:
-        if to.exists() and one.exists() and to.samefile(one if one.is_dir() else one.parent):
+        if to.exists() and one.exists() and to.samefile(one):
             raise InvalidRequest(f"--out {to} is the folder of the images; name another one, which may be in it.")
     held = sorted(one.name for one in to.iterdir() if not one.name.startswith(".")) if to.exists() else []
     if held and not any(any(to.glob(mark)) for mark in marks):
@@ -349,20 +349,24 @@ def none_read(count: int) -> ImageError:
 
 
 def note_unknown_keys(collection: Collection, where: Mapping[str, Any] | None, *keys: str | None) -> None:
-    """Name the metadata keys, given or in a filter, that no item has; a misspelled one looks like an empty result."""
+    """Name the metadata keys, given or in a filter, that no item has; a misspelled one looks like an empty result.
+
+    Conditions on whether a key exists are left out, since they are about items without it.
+    """
     from difflib import get_close_matches
 
     from nnclr_hub.store.where import parse
 
-    conditions = (condition.key for condition in parse(where).conditions())
+    conditions = (one.key for one in parse(where).conditions() if one.kind != "exists")
     for key in dict.fromkeys(filter(None, (*keys, *conditions))):
         try:
             if collection.scroll(None, 1, {"must": [{"key": key, "exists": True}]}, with_vector=False).items:
                 continue
-            some = collection.scroll(None, SAMPLED, None, with_vector=False).items
-        except InvalidFilter:  # Milvus filters by some keys only
+            if not (sample := collection.scroll(None, SAMPLED, None, with_vector=False).items):
+                return
+        except NNCLRHubError:  # Milvus filters by some keys only, and a server has a deadline
             continue
-        known = sorted({known for item in some for known in _keys_of(item.metadata)})
+        known = sorted({known for item in sample for known in _keys_of(item.metadata)})
         near = get_close_matches(key, known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"existing keys: {', '.join(known[:SHOWN]) or 'none'}."
         err.print(f"No item of {collection.name} has the key {key!r}; {hint}", style="yellow", soft_wrap=True)

@@ -128,7 +128,7 @@ class Client:
     ) -> IndexReport:
         """Make a collection hold a folder's images; see `Bench.index_folder`."""
         request, collection, created = FolderRequest.of(folder), self.collection(name), False
-        patient = patiently(self._connection)  # after the first call, which the server has answered
+        patient = patiently(self._connection)
         try:
             spec = collection.spec
             request.require_vectors(spec, name)

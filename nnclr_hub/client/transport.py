@@ -139,6 +139,7 @@ class Connection:
         self.url, self._timeout = url, timeout
         self._http = httpx.Client(base_url=url, headers=headers, limits=CONNECTIONS)
         self._patience, self._afterwards = 0.0, ""
+        self._answered = threading.Event()  # whether the server ever has, which patient copies share
         self._interrupted = threading.Event()
         self._lock = threading.Lock()
         # of attempts that found no server, unless one has answered since: the first, whether it was logged, the last
@@ -150,7 +151,8 @@ class Connection:
     def patient(self, seconds: float, afterwards: str) -> Self:
         """Return this connection with patience for each call of an upload, or of a wait for a job.
 
-        An upload becomes patient with its first answer: a server that has never answered probably has another address.
+        It is patient after the first answer to the client: a server that has never answered probably has another
+        address.
 
         Args:
             seconds: beyond the client's timeout, to wait for a busy server. A server that does not answer has OUTAGE_S
@@ -182,6 +184,7 @@ class Connection:
                 lost = silent = True
             else:
                 if call.takes(answer):
+                    self._answered.set()
                     self._outage = None
                     return answer
                 failure, after = error_of(answer), _retry_after(answer)
@@ -193,7 +196,7 @@ class Connection:
             if call.once or (after is None and not self._is_temporary(failure, attempt)):
                 raise failure
             left = deadline - self.clock()
-            if self._patience and isinstance(failure, ServerUnreachable):
+            if self._answered.is_set() and self._patience and isinstance(failure, ServerUnreachable):
                 left = min(left, self._left_of_outage(failure))
             pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**attempt) * (0.5 + self.jitter() / 2)
             if (pause := max(after or 0.0, pause)) >= left:
@@ -218,7 +221,7 @@ class Connection:
     def _is_temporary(self, failure: NNCLRHubError, attempt: int) -> bool:
         """Return whether the same call may succeed a moment later."""
         if isinstance(failure, ServerUnreachable):
-            return self._patience > 0 or attempt + 1 < LOST
+            return (self._patience > 0 and self._answered.is_set()) or attempt + 1 < LOST
         return isinstance(failure, Overloaded | NotReady) or (
             isinstance(failure, DeadlineExceeded) and self._patience > 0
         )

@@ -153,7 +153,7 @@ class DecodingPool:
             try:
                 worker = self._free.get(timeout=self._wait_s)
             except queue.Empty as error:
-                text = f"Other archives and tables have been read for {self._wait_s:g} s; try again in a moment."
+                text = f"All decoding processes were busy for {self._wait_s:g} s; try again in a moment."
                 raise NotReady(text) from error
             try:
                 self._check_open()

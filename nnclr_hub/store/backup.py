@@ -226,8 +226,7 @@ class _Copy:
         """Return the pages that the previous backup has of a file, and its chunks; nothing if that is not worth it."""
         chunks = self._previous.get(name, [])
         local = self._place.folder is not None
-        intact = [self._is_intact(chunk, read=local or chunk == chunks[0]) for chunk in chunks]
-        if not intact or not all(intact):
+        if not chunks or not all(self._is_intact(chunk, read=local or chunk == chunks[0]) for chunk in chunks):
             return set(), []
         size = sum(size for _, size in chunks[1:])
         known = wanted & set(_parts(self._place.read(chunks[0]), HASH))
@@ -242,6 +241,7 @@ class _Copy:
         """
         if chunk not in self._intact:
             self._intact[chunk] = self._existing.get(chunk[0]) == chunk[1]
+            self._progress(min(self._done, self._total), self._total)  # which ends a canceled backup
             if self._intact[chunk] and read:
                 try:
                     self._place.read(chunk)

@@ -202,8 +202,7 @@ class SearchQuery:
         """
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
-        if (count := len(self.examples)) > checks.MAX_EXAMPLES:
-            raise InvalidRequest(f"A search takes at most {checks.MAX_EXAMPLES} examples, got {count}; give fewer.")
+        _check_count(len(self.examples))
         checks.check_k(self.k, checks.MAX_SEARCH_K)
         if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")
@@ -221,7 +220,7 @@ class SearchQuery:
         checks.check_effort(self.effort, checks.MAX_SEARCH_EFFORT)
         if self.group_by is not None and not (isinstance(self.group_by, str) and self.group_by):
             raise InvalidRequest(f"group_by must be a metadata key, got {self.group_by!r:.80}.")
-        if self.group_by is not None and count > 1:
+        if self.group_by is not None and len(self.examples) > 1:
             raise InvalidRequest("group_by takes a single example; remove group_by or the other examples.")
 
     @property
@@ -342,8 +341,14 @@ class SearchQuery:
         for side, members in sides.items():
             if not isinstance(members, list | tuple) or not all(isinstance(one, Mapping) for one in members):
                 raise InvalidRequest(f"{side} must be a list of examples, got {members!r:.80}.")
+        _check_count(sum(map(len, sides.values())))  # before they are made, which takes long
         examples = {side: [Example.from_json(one, decode) for one in members] for side, members in sides.items()}
         return cls(**examples, **options)
+
+
+def _check_count(examples: int) -> None:
+    if examples > checks.MAX_EXAMPLES:
+        raise InvalidRequest(f"A search takes at most {checks.MAX_EXAMPLES} examples, got {examples}; give fewer.")
 
 
 def crop_to_box(image: AnyImage, box: Box) -> AnyImage:

@@ -58,7 +58,8 @@ class Example(schema_of(queries.Example)):
     model_config = ConfigDict(json_schema_extra=one_of("id", "image", "vector"))
 
 
-_EXAMPLES: Any = Annotated[list[Example], FIRST_WRONG, described(maxItems=MAX_EXAMPLES)]
+# a limit of `SearchQuery`, checked here too, because making many examples takes long
+_EXAMPLES: Any = Annotated[list[Example], FIRST_WRONG, Field(max_length=MAX_EXAMPLES)]
 _FIELDS = schema_of(
     SearchQuery,
     Example,

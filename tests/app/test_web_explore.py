@@ -313,7 +313,7 @@ def test_the_first_image_of_a_large_collection_needs_few_bytes(opened, served):
             ]
         )
     try:
-        page = opened("/app/icon.svg")
+        page = opened("/app/icon.svg", color_scheme="light")  # options give it a context without files of the app
         sent, requests = bytes_until(page, f"{served.url}/#/explore/many", ".tile img")
         assert requests > 20
         assert 100_000 < sent < 450_000

@@ -64,7 +64,7 @@ with over_http(Path("served")) as url:
         answers = [json.loads(output_of(*search, *more)) for more in ([], ["--reverse"])]
         ids, reverse = ([one["id"] for one in answer["matches"]] for answer in answers)
         assert (ids, reverse) == (["b", "c"], ["c", "b"]), (ids, reverse)
-        assert json.loads(output_of("store", "labeled", "c", *place)) == {"items": 2}
+        assert json.loads(output_of("store", "labeled", "c", "--json", *place)) == {"items": 2}
     with Client(url) as client:
         found = client.collection("c").search(np.ones(2), k=2, reverse=True)
         assert found[0].score < found[1].score

@@ -251,7 +251,6 @@ def test_closing_ends_what_runs(pool, tmp_path):
         assert isinstance(running.exception(), NotReady)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
 def test_a_reader_that_stays_busy_is_not_waited_for_forever(tmp_path):
     pool = DecodingPool(1, wait_s=0.2)
     with ThreadPoolExecutor(1) as thread:
@@ -263,6 +262,7 @@ def test_a_reader_that_stays_busy_is_not_waited_for_forever(tmp_path):
         assert isinstance(busy.exception(), NotReady)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are listed in /proc")
 def test_closing_fails_everything_that_is_decoded_at_that_moment():
     """Also what begins while the pool closes."""
     pool = DecodingPool(2)

@@ -58,6 +58,7 @@ KINDS = {name: [f"method={name}", *TEACHER[name]] for name in METHODS} | {
     "both": ["enqueue=both"],
     "random": ["support_set=random_replacement"],
     "multicrop, sizes": ["local_crops=3", "local_size=8", "early_size=12", "early_share=0.5"],
+    "look": ["augmentation=keep_color"],
     "lars": ["optimizer=lars", "weight_decay=1e-6", "transposed_term=true"],
     "vit": [
         *("backbone=test_vit", "channels=", "drop_path=0.3", "optimizer=adamw", "clip=1", "image_size=16"),

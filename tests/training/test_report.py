@@ -106,8 +106,8 @@ def test_a_loss_that_falls_late_causes_no_warning():
 
 def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
     base = recipe(*OFTEN, "epochs=1")
+    own = ["tau .2: temperature=0.2 k=2"]
     results = ablate("soft", base, [photos], tmp_path, seeds=2)
-    assert [one.row.label for one in results] == ["soft nearest neighbor", "hard nearest neighbor"]
     assert all(one.seeds == (0, 1) for one in results)
     folder = tmp_path / "soft"
     assert (folder / "soft-nearest-neighbor" / "seed-1" / "encoder" / "config.json").is_file()
@@ -118,8 +118,10 @@ def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
     assert [row["settings"] for row in document["rows"]] == [["pick=soft"], ["pick=nearest"]]
     assert (folder / "report.html").is_file()
     capsys.readouterr()
-    ablate("soft", base, [photos], tmp_path, seeds=2)
-    assert capsys.readouterr().err.count("is finished") == 4
+    results = ablate("soft", base, [photos], tmp_path, seeds=1, rows=own)
+    assert [one.row.label for one in results] == ["soft nearest neighbor", "hard nearest neighbor", "tau .2"]
+    assert capsys.readouterr().err.count("is finished") == 2
+    assert json.loads((folder / "tau-2" / "seed-0" / "run.json").read_text())["temperature"] == 0.2
     for rows in ([], ["no settings"], ["tau: temperature"], ["a 1: k=1", "a-1: k=2"], ["猫: k=1"]):
         with pytest.raises(InvalidRequest):
             ablate("own", base, [photos], tmp_path, rows=rows)

@@ -28,8 +28,9 @@ def run(photos, out, *settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        ["method=simsiam", "optimizer=lars", "weight_decay=1e-6", "residency=host", "channels_last=false"],
-        ["method=momentum_nnclr", "encoder=momentum", "support_set=random_replacement", "enqueue=both", "k=4"],
+        ["method=simsiam", "optimizer=lars", "weight_decay=1e-6", "channels_last=false"],
+        ["method=momentum_nnclr", "support_set=random_replacement", "enqueue=both", "k=4", "residency=host"],
+        ["method=momentum_nnclr", "encoder=momentum", "chunk=4"],
         ["prediction=paper", "pick=oracle", "optimizer=adamw", "base_lr=1e-3", "local_crops=3", "local_size=16"],
         ["support_set=current_encoder", "warm_start=0", "gate=1", "ramp=0", "chunk=3"],
         ["early_size=24", "early_share=0.5", "accumulate=2", "clip=0.1", "nesterov=true"],

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tiny_runs import StopAt
+from tiny_runs import StopAt, stop_in_step
 
 from nnclr_hub.errors import CheckpointError, InvalidRequest
 from training import pretrain as program
@@ -148,7 +148,9 @@ def test_a_run_with_fewer_epochs_is_resumed_like_any_other(timed, settings):
 
 
 def test_the_time_of_a_resumed_run_only_stops_it(timed):
-    _, _, before = timed(Clock(), also=[StopAt(4)])
+    with pytest.MonkeyPatch.context() as patch:
+        stop_in_step(4, patch)
+        _, _, before = timed(Clock(), stepper=Stepper)
     _, outcome, about = timed(Clock(lambda step: 100.0), resume=True)
     assert (outcome.finished, about["steps"]) == (True, before["steps"])
 
