@@ -30,7 +30,7 @@ from nnclr_hub.cli.verbs import (
     place_of,
     show,
 )
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound, StoreCorrupt
+from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound, NNCLRHubError, StoreCorrupt
 from nnclr_hub.table_rows import LabelTable, read_rows
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class Shown:
 
     def __init__(self, value: Any, *lines: Any, failed: bool = False) -> None:
         self.value, self.lines, self.failed = value, lines, failed
+        self.error: NNCLRHubError | None = None  # raised afterwards
 
 
 def verb(name: str | None = None, opens: str = "opened", **how: bool) -> Callable[[Callable[..., Shown]], object]:
@@ -76,6 +77,8 @@ def verb(name: str | None = None, opens: str = "opened", **how: bool) -> Callabl
             with getattr(place, opens)(**how) if opens else nullcontext(place) as there:
                 shown = function(there, **given)
             show(as_json, shown.value, *shown.lines)
+            if shown.error is not None:
+                raise shown.error
             if shown.failed:
                 raise typer.Exit(1)
 
@@ -571,10 +574,11 @@ def _import_file(file: Path, name: str | None, place: Place) -> Shown:
     list_broken([(error["name"], error["detail"]) for error in result["errors"]], result["errors_count"])
     if left_out := ", ".join(f"{n} {suffix or 'without suffix'}" for suffix, n in result["left_out"].items()):
         err.print(f"left out: {left_out}")
-    if failed := bool(result["errors_count"] and not any(result[what] for what in counted)):
-        err.print(f"Nothing in {file} could be imported; each error above says why.", soft_wrap=True)
     counts = ", ".join(f"{result[what]} {what}" for what in counted)
-    return Shown(result, f"{name}: {counts}, {result['errors_count']} invalid", failed=failed)
+    shown = Shown(result, f"{name}: {counts}, {result['errors_count']} invalid")
+    if result["errors_count"] and not any(result[what] for what in counted):
+        shown.error = InvalidRequest(f"Nothing in {file} could be imported; each error above says why.")
+    return shown
 
 
 def _dim_of(file: Path, format: ImportFormat) -> int | None:

@@ -75,8 +75,10 @@ class Played(Connection):
 def play(
     call: Call, script: list, timeout: float = 100.0, patience: float = 0.0, afterwards: str = ""
 ) -> tuple[object, list[float]]:
-    """Run a call with a simulated clock, and return its outcome and its pauses."""
-    played = Played(script, timeout).patient(patience, afterwards)
+    """Run a call with a simulated clock, and return its outcome and its pauses; a patient one after another answer."""
+    played = Played([FINE] * bool(patience) + script, timeout).patient(patience, afterwards)
+    if patience:
+        played.send(CALL)
     try:
         return played.send(call), played.pauses
     except NNCLRHubError as error:
@@ -153,7 +155,8 @@ def test_long_work_waits_two_minutes_for_a_dead_server(line, caplog):
 
 
 def test_calls_at_the_same_time_share_an_outage(caplog):
-    played = Played([ServerUnreachable("gone")] * 500, 60).patient(600.0, "Run it again.")
+    played = Played([FINE] + [ServerUnreachable("gone")] * 500, 60).patient(600.0, "Run it again.")
+    played.send(CALL)
     for _ in range(3):
         with pytest.raises(ServerUnreachable):
             played.send(CALL)
