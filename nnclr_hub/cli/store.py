@@ -648,7 +648,6 @@ def delete(
     path_column: PathColumn = None,
     where: Where = None,
     yes: Annotated[bool, _option("With --where: do not ask.", "--yes")] = False,
-    as_json: Json = False,
 ) -> Shown:
     """Delete items by ids, or those that pass a filter.
 
@@ -658,7 +657,7 @@ def delete(
     """
     collection = there.get(name)
     chosen = _chosen(collection, ids, where, table, path_column)
-    if "where" in chosen and not yes and not as_json:
+    if "where" in chosen and not yes:
         confirm(f"Delete {collection.count(chosen['where'])} items of {name}?")
     deleted = collection.delete(**chosen)
     rest = _unknown(name, ids, deleted)
@@ -759,12 +758,15 @@ def backups(source: Backups, as_json: Json = False) -> None:
     """
     from nnclr_hub.store.backup import list_backups
 
-    names = ("id", "collections", "aliases", "size")
+    names = ("id", "collections", "aliases", "size", "missing")
     rows = [{name: getattr(one, name) for name in names} for one in list_backups(source)]
     lines = []
     for row in rows:
         counts = ", ".join(f"{name} ({items} items)" for name, items in row["collections"].items())
-        lines.append(f"{row['id']}: {row['size'] / MEGABYTE:.1f} MB, {counts or 'no collections'}")
+        without = f", without {', '.join(row['missing'])}, which was damaged" if row["missing"] else ""
+        lines.append(f"{row['id']}: {row['size'] / MEGABYTE:.1f} MB, {counts or 'no collections'}{without}")
+    if not rows:
+        raise InvalidRequest(f"{source} has no backup; check the address.")
     show(as_json, rows, *lines)
 
 
@@ -784,7 +786,8 @@ def restore(
     with megabytes("restoring") as advance:
         backup = restore_store(source, folder, at, progress=advance)
     lines = [f"{name}: {items} items" for name, items in backup.collections.items()]
-    value = {"folder": str(folder), "backup": backup.id, "collections": backup.collections}
+    lines += [f"{name}: not in this backup, because it was damaged; see --at" for name in backup.missing]
+    value = {"folder": str(folder), "backup": backup.id, "collections": backup.collections, "missing": backup.missing}
     show(as_json, value, *lines, f"Restored backup {backup.id} to {folder}.")
 
 

@@ -58,6 +58,8 @@ class RemoteCollection(Collection):
     Many ids or items take several requests, each of which is done for all of its items or for none.
     """
 
+    takes_thumbnails = False  # a server makes them from images
+
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection, self.name, self._path = connection, name, _path(name)
 

@@ -49,7 +49,9 @@ from nnclr_hub.store.disk import (
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import schema
 from nnclr_hub.store.folder.catalog import CATALOG
+from nnclr_hub.store.folder.rows import size_of
 from nnclr_hub.store.folder.store import EmbeddedStore
+from nnclr_hub.store.folder.verify import damaged_rows
 from nnclr_hub.store.records import RECORDS
 from nnclr_hub.store.sqlite import connect, quick_check
 
@@ -72,6 +74,7 @@ class Backup:
     collections: dict[str, int]  # number of items by name
     aliases: dict[str, str]
     files: dict[str, list[Chunk]]  # by path in the store's folder: the chunk with the hashes, then those with pages
+    missing: tuple[str, ...] = ()  # collections that were damaged
 
     @property
     def chunks(self) -> set[Chunk]:
@@ -140,7 +143,7 @@ def back_up(
         # ids ascend even if the clock is set back
         last = datetime.fromisoformat(ids[-1]).timestamp() + 1e-5 if ids else 0.0
         id = _id(datetime.fromtimestamp(max(time.time(), last), UTC))
-        backup = Backup(id, own, copy.collections, copy.aliases, copy.files)
+        backup = Backup(id, own, copy.collections, copy.aliases, copy.files, tuple(copy.damaged))
         content = {"format": FORMAT, **asdict(backup)}
         place.write(f"backups/{id}.json", json.dumps({"sha256": _checksum(content), **content}, indent=1).encode())
         reached("backup.done")
@@ -199,6 +202,8 @@ class _Copy:
                         source.execute("BEGIN")
                         source.execute("SELECT 1 FROM sqlite_master").fetchone()  # the first read begins it
                         found = [source.execute(query).fetchall() for query in queries]
+                        if of is not None:
+                            self._check_rows(source, path)
                         source.backup(target, pages=CHUNK_PAGES)
             except StoreError as error:
                 if of is None or isinstance(error, DiskFull):
@@ -208,6 +213,11 @@ class _Copy:
                 return []
             self.files[file] = self._chunks(copy.fileno(), file)
             return found
+
+    def _check_rows(self, source: sqlite3.Connection, path: Path) -> None:
+        show = lambda done, total: self._progress(min(self._done, self._total), self._total)  # noqa: E731
+        if row := next(damaged_rows(source, size_of(schema.read_spec(source)), show), None):
+            raise StoreCorrupt(f"{path} is damaged (item {row.id!r}: {row.part}); {HINT}.")
 
     def _chunks(self, copy: int, name: str) -> list[Chunk]:
         hashes: list[bytes] = []
@@ -246,7 +256,7 @@ class _Copy:
                 try:
                     self._place.read(chunk)
                 except StoreCorrupt as error:
-                    log.warning("A chunk is written again. %s", error)
+                    log.warning("a damaged chunk is written again (%s)", str(error).partition(" is damaged")[0])
                     self._intact[chunk] = False
         return self._intact[chunk]
 
@@ -473,7 +483,8 @@ class _Place:
             if content.pop("format") != FORMAT:
                 raise StoreTooNew(f"{name} has another format; restore it with the version of nnclr_hub that wrote it.")
             files = {name: [(sha256, size) for sha256, size in file] for name, file in content.pop("files").items()}
-            return Backup(**content, files=files)
+            missing = tuple(content.pop("missing", ()))
+            return Backup(**content, files=files, missing=missing)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
 

@@ -42,6 +42,7 @@ class Collection(Protocol):
     name: str
     spec: CollectionSpec
     random_scores: RandomScores  # for percentiles; each collection makes RandomScores(self)
+    takes_thumbnails = True  # with items; else `upsert` refuses items that have one
 
     def upsert(self, items: Sequence[Item]) -> int:
         """Add items, or replace those with the same ids; return the number of the change."""

@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -169,7 +169,8 @@ def import_collection(
 ) -> Imported:
     """Import an exported folder into a collection; the folder is completely checked before anything is written.
 
-    The collection is created if it does not exist. After an interruption, the same call continues where it stopped.
+    The collection is created if it does not exist. After an interruption, the same call continues where it stopped. A
+    server makes thumbnails itself, from images alone, so those of the export are left out there.
 
     Args:
         name: of the collection, or an alias.
@@ -208,7 +209,8 @@ def import_collection(
                 raise _other_items(collection)
             missing, cursor, is_compared = items[len(page.items) :], page.cursor, page.cursor is not None
         if missing:
-            collection.upsert(missing)
+            kept = missing if collection.takes_thumbnails else [replace(item, thumbnail=None) for item in missing]
+            collection.upsert(kept)
         done, written = done + len(items), written + len(missing)
         progress(done, manifest.items)
     if is_compared and collection.count() > done:

@@ -107,6 +107,9 @@ STEPS = [
     Step("store duplicates c --near 7", 2),
     Step("store duplicates c --exact", 2),
     Step("store duplicates nothing", 1),
+    Step("store export c {whole}", has=("8 items",), same=False),
+    Step("store import {whole} --collection thumbnails", has=("8 of 8 items written",), same=False),
+    Step("store drop thumbnails --yes"),
     Step("store import {zip} --collection c --json", has=('"added": 1',)),
     Step("store set c --from {labels} --column label", has=("8 items set",)),
     Step("probe predict --collection c --probe {probe}", has=("id,path,label,probability",), same=False),
@@ -135,7 +138,7 @@ def files(model, make_model, image_files, tmp_path_factory) -> dict[str, Any]:
         shutil.copy(image_files[number * 8], photos / f"{number}.jpg")
     shutil.copy(photos / "0.jpg", photos / "copy.jpg")
     shutil.copytree(make_model(seed=1), folder / "another")
-    named = {name: folder / name for name in ("exported", "backups", "nowhere", "report", "probe")}
+    named = {name: folder / name for name in ("exported", "whole", "backups", "nowhere", "report", "probe")}
     named |= {"model": model, "other": "another", "photos": photos, "sheet": folder / "sheet.html"}
     named |= {"image": photos / "0.jpg", "last": photos / "6.jpg", "broken": folder / "broken.jpg"}
     named |= {name: folder / f"{name}.{kind}" for name, kind in (("table", "csv"), ("labels", "csv"), ("rows", "npy"))}
@@ -186,7 +189,7 @@ def answers(files, server, tmp_path_factory) -> dict[str, list[tuple[int, str, s
             own = tmp_path_factory.mktemp(kind)
             where = {"folder": own / "store", "milvus": own / "x.milvus.db", "http": server.url}[kind]
             place = ["--server" if kind == "http" else "--store", str(where)]
-            names = {**files, **{name: own / files[name].name for name in ("exported", "report", "sheet")}}
+            names = {**files, **{name: own / files[name].name for name in ("exported", "whole", "report", "sheet")}}
             create = ["store", "create", "v", "--dim", "4", "--indexed", "label", "--indexed", "n"]
             assert nnclr(*create, *place)[0] == 0
             with Client(server.url, KEY).store if kind == "http" else open_store(str(where)) as store:

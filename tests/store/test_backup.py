@@ -273,7 +273,7 @@ def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_pat
     assert [problem is None for problem in verify_backups(destination).values()] == [True, False, True]
 
 
-@pytest.mark.parametrize("fault", ["damaged", "missing", "later format"])
+@pytest.mark.parametrize("fault", ["damaged", "an item", "missing", "later format"])
 def test_a_collection_that_cannot_be_read_does_not_block_the_others(fault, tmp_path):
     to = tmp_path / "backups"
     with open_small_store(tmp_path / "store") as store:
@@ -288,6 +288,9 @@ def test_a_collection_that_cannot_be_read_does_not_block_the_others(fault, tmp_p
         data = bytearray(file.read_bytes())
         data[16384 : 2 * 16384] = b"\xa5" * 16384
         file.write_bytes(data)
+    elif fault == "an item":  # which SQLite does not notice
+        with closing(sqlite3.connect(file)) as connection, connection:
+            connection.execute("UPDATE vectors SET vector = zeroblob(length(vector)) WHERE rid = 7")
     elif fault == "missing":
         file.unlink()
     else:
@@ -299,6 +302,7 @@ def test_a_collection_that_cannot_be_read_does_not_block_the_others(fault, tmp_p
     assert "not b;" in " ".join(said.stderr.split())
     first, last = list_backups(to)  # the old one has what is damaged now, so it is kept
     assert (len(first.collections), last.collections) == (3, {"a": 30, "c": 30})
+    assert (first.missing, last.missing) == ((), ("b",))
     assert restored(to, tmp_path / "new") == wanted
     with open_store(str(tmp_path / "new")) as store:
         assert store.aliases() == {}

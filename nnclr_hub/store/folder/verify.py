@@ -76,10 +76,11 @@ def find_damaged(files: Resources, path: Path, progress: Progress) -> list[Damag
         with translated(path):
             check_meta(connection, path, recorded)
             check_totals(connection, path)
-        return list(_damaged_rows(connection, size_of(files.spec), progress))
+        return list(damaged_rows(connection, size_of(files.spec), progress))
 
 
-def _damaged_rows(connection: sqlite3.Connection, size: int, progress: Progress) -> Iterator[Damaged]:
+def damaged_rows(connection: sqlite3.Connection, size: int, progress: Progress) -> Iterator[Damaged]:
+    """Yield the rows that are not what was written; `size` is that of a vector in bytes."""
     total, done = connection.execute("SELECT count(*) FROM items").fetchone()[0], 0
     # as bytes: a damaged text may not be valid UTF-8
     rows = connection.execute(
