@@ -160,3 +160,14 @@ def test_fewer_vectors_than_dimensions_stay_finite(kind):
 def test_impossible_fits_are_refused(rows, kind):
     with pytest.raises(InvalidRequest):
         VectorTransform.fit(np.ones((rows, 4), np.float32), kind)
+
+
+def test_replaced_rows_leave_the_index_while_writes_continue(tmp_path):
+    """Also of a small collection, whose index is flat: they take memory, and every search compares with them."""
+    items = [Item(f"i{n}", vector) for n, vector in enumerate(np.random.default_rng(0).normal(size=(100, 16)))]
+    with EmbeddedStore(tmp_path, settings=StoreSettings(min_recent=500, idle_seconds=60)) as store:
+        collection = store.create("c", CollectionSpec(16))
+        for _ in range(40):
+            collection.upsert(items)
+        until(lambda: collection.statistics().index_bytes < 2000 * 16 * 4)
+        assert collection.search(items[7].vector, 1)[0].id == "i7"

@@ -67,6 +67,8 @@ def is_due(state: State, settings: StoreSettings, idle: bool) -> bool:
     return (
         len(state.recent_rids) >= limit
         or rows - state.alive.count > max(settings.min_recent, DELETED_SHARE * rows)
+        # recent rows that were replaced or deleted since: searches compare with them, too, and they take memory
+        or len(state.recent_rids) - (live - state.alive.count) > max(settings.min_recent, live)
         or is_outdated(main, settings, live, idle)
         or (main.kind is FLAT and choose_kind(main.spec.index, main.spec, live, settings) is not FLAT)
         or (idle and main.kind is COARSE)
