@@ -192,7 +192,9 @@ class Connection:
                     return answer
                 silent = isinstance(failure, ServerUnreachable)  # from a proxy: the server may have died
                 lost = lost or silent
-                self._outage = self._outage if silent else None
+                if not silent:  # a refusal is an answer, too, such as that a collection does not exist yet
+                    self._answered.set()
+                    self._outage = None
             if call.once or (after is None and not self._is_temporary(failure, attempt)):
                 raise failure
             left = deadline - self.clock()
