@@ -47,7 +47,6 @@ def main() -> None:
     arguments.add_argument("--size", type=int, nargs=2, default=(500, 375), help="size of the generated images")
     arguments.add_argument("--source", default="random:resnet50")
     arguments.add_argument("--backends", nargs="+", default=["torch", "auto"])
-    arguments.add_argument("--workers", type=int, default=2, help="of the user's DataLoader")
     arguments.add_argument("--rounds", type=int, default=5)
     arguments.add_argument(
         "--cpu-time", action="store_true", help="CPU seconds, including workers, instead of wall time"
@@ -65,7 +64,7 @@ def main() -> None:
 
 def compare(paths: list[Path], archive: Path, chosen: argparse.Namespace) -> None:
     encoders = {name: load_encoder(chosen.source, device="cpu", backend=name) for name in chosen.backends}
-    runs: dict[str, Callable[[], np.ndarray]] = {"the user's loop": users_loop(chosen.source, paths, chosen.workers)}
+    runs: dict[str, Callable[[], np.ndarray]] = {"the user's loop": users_loop(chosen.source, paths)}
     for name, encoder in encoders.items():
         printed = name if name == encoder.backend.name else f"{name} ({encoder.backend.name})"
         runs[f"embed, {printed}"] = lambda encoder=encoder: encoder.embed(paths)
@@ -109,7 +108,7 @@ class Images(Dataset):
             return self.transform(image.convert("RGB"))
 
 
-def users_loop(source: str, paths: list[Path], workers: int) -> Callable[[], np.ndarray]:
+def users_loop(source: str, paths: list[Path]) -> Callable[[], np.ndarray]:
     """Run timm's network and transform in float32, with batches from worker processes."""
     encoder: Encoder = load_encoder(source, device="cpu")
     backbone = encoder.backbone.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -124,7 +123,7 @@ def users_loop(source: str, paths: list[Path], workers: int) -> Callable[[], np.
 
     @torch.inference_mode()
     def run() -> np.ndarray:
-        loader = DataLoader(Images(paths, transform), batch_size=BATCH, num_workers=workers)  # type: ignore[arg-type]
+        loader = DataLoader(Images(paths, transform), batch_size=BATCH, num_workers=2)  # type: ignore[arg-type]
         return torch.cat([F.normalize(backbone(x)) for x in loader]).numpy()
 
     return run

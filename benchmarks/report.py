@@ -56,17 +56,17 @@ def installed(package: str) -> str | None:
         return None
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[..., object], *given: object) -> float:
     """Return the time that `work` takes."""
     began = time.perf_counter()
-    work()
+    work(*given)
     return time.perf_counter() - began
 
 
-def cpu_seconds(work: Callable[[], object]) -> float:
+def cpu_seconds(work: Callable[..., object], *given: object) -> float:
     """Return the CPU time of all threads of the process, which other work on the machine changes little."""
     began = time.process_time()
-    work()
+    work(*given)
     return time.process_time() - began
 
 

@@ -34,10 +34,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from PIL import Image
 from report import Report, make_images, seconds, spread
-from server_process import ServerProcess, free_port
 from store_data import Clusters
 
 from nnclr_hub import CollectionSpec, Item, load_encoder, open_store
+from tests.server_process import ServerProcess, free_port
 
 TINY = "random:test_resnet@0"  # where the model does not matter
 DIM, QUERIES, BOUNDARY = 256, 300, "nnclr-benchmark"
@@ -109,7 +109,7 @@ def search(report: Report, chosen: argparse.Namespace, folder: Path) -> None:
         collection, url = store.get("photos"), f"{server.url}/api/v1/collections/photos/search"
         for _ in range(chosen.turns):
             there = measure(url, bodies, requests=QUERIES, concurrency=1)["p50"]
-            times = [seconds(lambda query=query: collection.search(query, 10)) for query in queries]
+            times = [seconds(collection.search, query, 10) for query in queries]
             bare.append(1000 * statistics.median(times))
             over.append(1000 * there - bare[-1])
     report.say("search", {"over_ms": over, "bare_ms": bare}, f"REST adds {spread(over)} ms to p50 {spread(bare)} ms")
@@ -158,7 +158,7 @@ def bulk(model: str, images: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         some = (files * (int(line) // len(files) + 1))[: int(line)]
-        print(len(some) / seconds(lambda some=some: encoder.embed(some)), flush=True)
+        print(len(some) / seconds(encoder.embed, some), flush=True)
 
 
 def plain(model: str, port: str) -> None:
@@ -211,7 +211,7 @@ def load(url: str, files: str, requests: str, concurrency: str, each: str) -> No
         numbers = iter(range(int(requests)))
         await asyncio.gather(*(caller(numbers) for _ in range(int(concurrency))))
 
-    taken = seconds(lambda: uvloop.run(run()))
+    taken = seconds(uvloop.run, run())
     print(json.dumps({"images_per_s": int(requests) * int(each) / taken, "p50": statistics.median(latencies)}))
 
 

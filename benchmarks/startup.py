@@ -19,16 +19,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from report import make_images
-from server_process import ServerProcess
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nnclr_hub.hub.registry import default_model
+from report import make_images
+
+from tests.server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[1]
-# blocks torch, as in an installation without it
-WITHOUT = (
-    "import sys; [sys.modules.__setitem__(name, None) for name in ('torch', 'torchvision', 'timm', 'matplotlib')]; "
-)
+BLOCKED = ("torch", "torchvision", "timm", "matplotlib")  # in an installation without torch
+WITHOUT = f"import sys; [sys.modules.__setitem__(name, None) for name in {BLOCKED}]; "
 MAIN = "from nnclr_hub.cli import main; main()"
 
 
@@ -59,7 +58,6 @@ def verbs(folder: Path, rounds: int) -> None:
         "embed": lambda more: run(more[0], ["embed", str(images), *more[1]], environment),
         "index": lambda more: run(more[0], ["index", str(images), *place, *more[1]], environment),
         "search": lambda more: run(more[0], [*search, *more[1]], environment),
-        "info": lambda more: run(more[0], ["info", default_model(), *more[1]], environment),
         "serve, ready": lambda more: ready(more[0], folder, more[1]),
     }
     print("| verb | mode | CPU seconds | of `--backend torch` | MB |\n|---|---|---|---|---|")
@@ -110,7 +108,7 @@ def ready(program: str, folder: Path, flags: list[str]) -> tuple[float, float]:
 
 
 def installs(extras: list[str]) -> None:
-    """Print megabytes and packages of a new environment per extra; the variables of uv and pip choose the index."""
+    """Print megabytes and packages of a new environment per extra; uv's variables choose the index."""
     print("| extra | MB | packages |\n|---|---|---|")
     for extra in extras:
         with tempfile.TemporaryDirectory() as folder:
@@ -119,10 +117,7 @@ def installs(extras: list[str]) -> None:
             what = str(ROOT) if extra == "base" else f"{ROOT}[{extra}]"
             before = size(place)
             python = str(place / "bin" / "python")
-            program = (
-                ["uv", "pip", "install", "--python", python] if shutil.which("uv") else [python, "-m", "pip", "install"]
-            )
-            subprocess.run([*program, "--quiet", what], check=True)
+            subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, what], check=True)
             packages = sum(1 for _ in place.glob("lib/python*/site-packages/*.dist-info")) - 1  # without pip
             print(f"| {extra} | {(size(place) - before) / 1e6:.0f} | {packages} |", flush=True)
 

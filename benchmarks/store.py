@@ -1,190 +1,258 @@
-"""The store in a folder next to what it is made of: SQLite, faiss, and the bytes of the vectors.
+"""The store next to Qdrant's engine in the process, and to what it is made of: SQLite and a faiss graph.
 
-    python benchmarks/store.py                                   # 100,000 x 256
-    python benchmarks/store.py --items 1000000 --dim 128 --json figures.json
-    python benchmarks/store.py --only search,filter --folder /data/bench    # reuses the store in that folder
+    pip install qdrant-edge-py
+    python benchmarks/store.py                                                  # 100,000 x 256
+    python benchmarks/store.py --items 1000000 --dim 128 --only nnclr_hub --json figures.json
+    python benchmarks/store.py --items 20000 --request 100 --only nnclr_hub,SQLite
 
-Both sides of a ratio are measured in this run, in CPU time and with one thread where that is possible. Sections:
+Each side is used as its documentation describes, in a process on one core. It adds the rows, `--request` at a time,
+builds, and answers the same queries with growing effort until ten results have a recall of 0.98. Times are CPU times of
+the whole process, so other work on the machine matters little, and waiting for the disk is not counted. Graphs have
+M = 32 and efConstruction = 100. A store returns the id and the label of each result and keeps vectors on disk; a bare
+graph returns row numbers and keeps nothing; SQLite only stores the rows. Figures:
 
-    ingest   durable upserts next to SQLite inserts of the same rows, 100 and 1,000 a request
-    search   one query at a time and 64 at a time next to faiss's HNSW at the same recall
-    filter   filters that 50%, 1% and .01% pass: the first time, again, and after a write; recall
-    memory   a new process until its first answer; its anonymous memory when it searches and compacts; bytes on disk
+    items/s         added, durably by stores; build s: what remains to be done after that
+    ms              of a query; "of 64" in batches; with filters the first time, again, and after a write; recall
+    memory          of the vectors' bytes: disk, and a new process that searches and compacts, without pages of files
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
-from contextlib import closing, nullcontext
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+if "--side" in sys.argv:  # before any library starts its threads
+    os.environ["OMP_NUM_THREADS"] = os.environ["RAYON_NUM_THREADS"] = "1"
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
 
-import faiss
 import numpy as np
-from report import Report, cpu_seconds, seconds, spread
-from store_data import FILTERS, Clusters, Rows, exact, item_id, recall
+from report import Report, cpu_seconds
+from store_data import FILTERS, INDEXED, PARTS, Clusters, exact
 
 from nnclr_hub import CollectionSpec, Item, open_store
 
-SECTIONS = ("ingest", "search", "filter", "memory")
-NAME, K, BATCH, SMALL = "bench", 10, 64, 20_000
-SPEC = {"indexed": ("label",), "vectors": "raw"}
+K, BATCH, TARGET = 10, 64, 0.98
+M, EF_CONSTRUCTION = 32, 100
+EFFORTS = (10, 16, 32, 64, 128, 256, 512)
+SHARES = ("50%", "1%", "0.01%")  # of FILTERS
+NAME = "bench"
+Metadata = Sequence[dict[str, Any]]
 
 
-def items_of(rows: Rows) -> list[Item]:
-    return [Item(*item) for item in zip(rows.ids(), rows.vectors, rows.metadata(), strict=True)]
+class Side:
+    """A library. `add` gets rows with their numbers as ids; `search` returns row numbers, best first."""
+
+    shares: ClassVar[tuple[str, ...]] = SHARES
+    searches: ClassVar[bool] = True
+
+    def __init__(self, folder: Path, dim: int) -> None: ...
+    def add(self, rows: range, metadata: Metadata, vectors: np.ndarray) -> None: ...
+    def finish(self) -> None: ...
+    def search(self, query: np.ndarray, effort: int, share: str) -> list[int]: ...
 
 
-def fill(folder: Path, data: Clusters, batch: int) -> float:
-    """Fill a new collection; return the CPU seconds spent in upserts."""
-    spent = 0.0
-    with open_store(str(folder)) as store:
-        collection = store.create(NAME, CollectionSpec(data.dim, **SPEC))
-        for rows in data.chunks():
-            items = items_of(rows)
-            for start in range(0, len(items), batch):
-                part = items[start : start + batch]
-                spent += cpu_seconds(lambda part=part: collection.upsert(part))
-        collection.compact()
-    return spent
+class Ours(Side):
+    """Effort is that of the calibrated index unless it has to grow."""
+
+    shares = tuple(FILTERS)
+
+    def __init__(self, folder: Path, dim: int) -> None:
+        self._store = open_store(str(folder))
+        self._collection = self._store.create(NAME, CollectionSpec(dim, indexed=INDEXED, vectors="raw"))
+
+    def add(self, rows: range, metadata: Metadata, vectors: np.ndarray) -> None:
+        self._collection.upsert([Item(str(row), v, m) for row, v, m in zip(rows, vectors, metadata, strict=True)])
+
+    def finish(self) -> None:
+        self._collection.compact()
+        self._collection.snapshot()
+
+    def search(self, query: np.ndarray, effort: int, share: str) -> list[int]:
+        return [int(match.id) for match in self._collection.search(query, K, FILTERS.get(share), effort=effort)]
+
+    def search_batch(self, queries: np.ndarray, effort: int) -> object:
+        return self._collection.search_batch(queries, K, effort=effort)
+
+    def write(self) -> None:
+        self._collection.update_metadata({"seen": True}, ids=["1"])
+
+    def close(self) -> None:
+        self._store.close()
 
 
-def fill_sqlite(file: Path, data: Clusters, batch: int) -> float:
-    """Insert the same rows into SQLite with the same durability and one index; return the CPU seconds."""
-    spent = 0.0
-    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
-        connection.executescript(
+class Sqlite(Side):
+    """The same rows with the same durability and indexes, without a search."""
+
+    searches = False
+
+    def __init__(self, folder: Path, dim: int) -> None:
+        self._db = sqlite3.connect(folder / "bare.sqlite", isolation_level=None)
+        self._db.executescript(
             "PRAGMA journal_mode=WAL; PRAGMA synchronous=FULL;"
             "CREATE TABLE items(rid INTEGER PRIMARY KEY, id TEXT UNIQUE, metadata TEXT, vector BLOB);"
-            "CREATE INDEX labels ON items(json_extract(metadata, '$.label'))"
+            + "".join(f"CREATE INDEX {key} ON items(json_extract(metadata, '$.{key}'));" for key in INDEXED)
         )
 
-        def insert(items: list[Item]) -> None:
-            rows = [(item.id, json.dumps(item.metadata), np.asarray(item.vector).tobytes()) for item in items]
-            connection.execute("BEGIN IMMEDIATE")
-            connection.executemany("INSERT INTO items(id, metadata, vector) VALUES (?, ?, ?)", rows)
-            connection.execute("COMMIT")
-
-        for rows in data.chunks():
-            items = items_of(rows)
-            for start in range(0, len(items), batch):
-                part = items[start : start + batch]
-                spent += cpu_seconds(lambda part=part: insert(part))
-    return spent
+    def add(self, rows: range, metadata: Metadata, vectors: np.ndarray) -> None:
+        values = [(str(r), json.dumps(m), v.tobytes()) for r, m, v in zip(rows, metadata, vectors, strict=True)]
+        self._db.execute("BEGIN IMMEDIATE")
+        self._db.executemany("INSERT INTO items(id, metadata, vector) VALUES (?, ?, ?)", values)
+        self._db.execute("COMMIT")
 
 
-def ingest(report: Report, data: Clusters, turns: int) -> None:
-    small = Clusters(min(SMALL, data.items), data.dim)
-    for batch in (100, 1000):
-        ratios = []
-        for _ in range(turns):
-            with tempfile.TemporaryDirectory() as scratch:
-                theirs = fill_sqlite(Path(scratch) / "bare.sqlite", small, batch)
-                ours = fill(Path(scratch) / "store", small, batch)
-            ratios.append(ours / theirs)
-        report.say(f"ingest_{batch}", ratios, f"ingest, {batch} a request: {spread(ratios)} times the CPU of SQLite")
+class FaissHnsw(Side):
+    shares = ()
+
+    def __init__(self, folder: Path, dim: int) -> None:
+        import faiss
+
+        self._index = faiss.IndexHNSWFlat(dim, M, faiss.METRIC_INNER_PRODUCT)
+        self._index.hnsw.efConstruction = EF_CONSTRUCTION
+
+    def add(self, rows: range, metadata: Metadata, vectors: np.ndarray) -> None:
+        self._index.add(vectors)
+
+    def search(self, query: np.ndarray, effort: int, share: str) -> list[int]:
+        return self.search_batch(query[None], effort)[0].tolist()
+
+    def search_batch(self, queries: np.ndarray, effort: int) -> np.ndarray:
+        self._index.hnsw.efSearch = effort
+        return self._index.search(queries, K)[1]
 
 
-def ids(matches: list[list[Any]]) -> list[list[str]]:
-    return [[match.id for match in row] for row in matches]
+class QdrantEdge(Side):
+    """The engine of Qdrant in the process, with payload indexes; effort is hnsw_ef."""
 
+    def __init__(self, folder: Path, dim: int) -> None:
+        import qdrant_edge as q
 
-def search(report: Report, collection: Any, data: Clusters, queries: int, turns: int) -> None:
-    asked = data.queries(queries)
-    truth = exact(data, asked, K)[""]
-    found = recall(ids([collection.search(query, k=K) for query in asked]), truth)
-    index = faiss.IndexHNSWFlat(data.dim, 32, faiss.METRIC_INNER_PRODUCT)
-    for rows in data.chunks():
-        index.add(rows.vectors)
-    for effort in (16, 32, 64, 128, 256, 512):
-        index.hnsw.efSearch = effort
-        bare = recall([[item_id(row) for row in rows] for rows in index.search(asked, K)[1].tolist()], truth)
-        if bare >= found:
-            break
-    report.say(
-        "recall",
-        {"store": found, "faiss": bare, "efSearch": effort, "index": collection.info().index},
-        f"recall@{K}: store {found:.4f} ({collection.info().index}), faiss {bare:.4f} (HNSW, efSearch {effort})",
-    )
-    faiss.omp_set_num_threads(1)
-    blocks = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
-    sides: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "search_one": (
-            lambda: [collection.search(query, k=K) for query in asked],
-            lambda: [index.search(query[None], K) for query in asked],
-        ),
-        "search_batch": (
-            lambda: [collection.search_batch(block, k=K) for block in blocks],
-            lambda: [index.search(block, K) for block in blocks],
-        ),
-    }
-    for name, (ours, theirs) in sides.items():
-        pairs = [(cpu_seconds(ours), cpu_seconds(theirs)) for _ in range(turns + 1)][1:]  # the first turn warms up
-        ratios, times = [our / their for our, their in pairs], [1000 * our / len(asked) for our, _ in pairs]
-        report.say(name, ratios, f"{name}: {spread(times)} ms a query, {spread(ratios)} times faiss's HNSW")
+        self._q = q
+        graph = q.HnswIndexConfig(m=M, ef_construct=EF_CONSTRUCTION, full_scan_threshold=10_000, max_indexing_threads=1)
+        vectors = q.EdgeVectorParams(size=dim, distance=q.Distance.Cosine)
+        optimizers = q.EdgeOptimizersConfig(default_segment_number=1, indexing_threshold=10_000)
+        self._shard = q.EdgeShard.create(str(folder), q.EdgeConfig(vectors, hnsw_config=graph, optimizers=optimizers))
+        for key, kind in zip(INDEXED, (q.PayloadSchemaType.Keyword, q.PayloadSchemaType.Integer), strict=True):
+            self._shard.update(q.UpdateOperation.create_field_index(key, kind))
 
+    def add(self, rows: range, metadata: Metadata, vectors: np.ndarray) -> None:
+        points = [self._q.Point(row, v.tolist(), m) for row, v, m in zip(rows, vectors, metadata, strict=True)]
+        self._shard.update(self._q.UpdateOperation.upsert_points(points))
+        self._shard.flush()
 
-def filters(report: Report, collection: Any, data: Clusters, queries: int) -> None:
-    asked = data.queries(queries)
-    truth = exact(data, asked, K, tuple(FILTERS))
-    plain = statistics.median(cpu_seconds(lambda query=query: collection.search(query, k=K)) for query in asked)
-    for name, where in FILTERS.items():
-        first = cpu_seconds(lambda where=where: collection.search(asked[0], k=K, where=where))
-        again, written, found = [], [], []
-        for query in asked:
-            again.append(cpu_seconds(lambda query=query, where=where: collection.search(query, k=K, where=where)))
-            found.append(collection.search(query, k=K, where=where))
-        for query in asked[:20]:
-            collection.update_metadata({"seen": name}, ids=[item_id(1)])
-            written.append(cpu_seconds(lambda query=query, where=where: collection.search(query, k=K, where=where)))
-        figures = {
-            "first_ms": 1000 * first,
-            "again_ms": 1000 * statistics.median(again),
-            "after_a_write_ms": 1000 * statistics.median(written),
-            "unfiltered_ms": 1000 * plain,
-            "recall": recall(ids(found), truth[name]),
+    def finish(self) -> None:
+        self._shard.optimize()
+        self._shard.flush()
+
+    def search(self, query: np.ndarray, effort: int, share: str) -> list[int]:
+        q = self._q
+        conditions = {
+            "50%": lambda: q.FieldCondition("half", match=q.MatchValue("left")),
+            "1%": lambda: q.FieldCondition("part", range=q.RangeFloat(lt=PARTS // 100)),
+            "0.01%": lambda: q.FieldCondition("part", match=q.MatchValue(7)),
         }
-        shown = ", ".join(f"{key} {value:.3g}" for key, value in figures.items())
-        report.say(f"filter {name}", figures, f"filter, {name} pass: {shown}")
+        where = q.Filter(must=[conditions[share]()]) if share else None
+        options = {"filter": where, "params": q.SearchParams(hnsw_ef=effort), "with_payload": True}
+        points = self._shard.search(q.SearchRequest(q.Query.Nearest(query.tolist()), K, **options))
+        return [point.id for point in points if point.payload["label"]]
 
 
-def memory(report: Report, folder: Path, data: Clusters) -> None:
-    lines: list[str] = []
-    command = [sys.executable, __file__, "--process", str(folder)]
-    taken = seconds(
-        lambda: lines.extend(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines())
-    )
-    results = json.loads(lines[-1])
-    results["disk"] = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    results = {name: size / (data.items * data.dim * 4) for name, size in results.items()}
-    shown = ", ".join(f"{name} {times:.2f}" for name, times in results.items())
-    report.say("memory", results, f"opened, searched and compacted in {taken:.1f} s; times the vectors' bytes: {shown}")
+SIDES: dict[str, type[Side]] = {
+    "nnclr_hub": Ours,
+    "SQLite": Sqlite,
+    "faiss HNSW": FaissHnsw,
+    "Qdrant Edge": QdrantEdge,
+}
 
 
-def anonymous() -> int:
-    """Return the bytes of this process's anonymous memory, without pages of files."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    return 1024 * int(status["RssAnon"].split()[0])
+def work(name: str, chosen: argparse.Namespace) -> None:
+    """Measure one side in this process, and print its figures as JSON."""
+    data = Clusters(chosen.items, chosen.dim)
+    with tempfile.TemporaryDirectory() as place:
+        side, adding = SIDES[name](Path(place), chosen.dim), 0.0
+        for rows in data.chunks():
+            metadata = rows.metadata()
+            for start in range(0, len(metadata), chosen.request):
+                some = slice(start, min(start + chosen.request, len(metadata)))
+                numbers = range(rows.start + some.start, rows.start + some.stop)
+                adding += cpu_seconds(side.add, numbers, metadata[some], np.array(rows.vectors[some]))
+        found: dict[str, Any] = {"items/s": data.items / adding, "build s": cpu_seconds(side.finish)}
+        if side.searches:
+            found |= searches(side, data, chosen.queries)
+        sizes = {"disk": sum(file.stat().st_size for file in Path(place).rglob("*") if file.is_file())}
+        if isinstance(side, Ours):
+            side.close()
+            sizes |= reopened(place)
+        found |= {kind: size / (4 * data.dim * data.items) for kind, size in sizes.items() if size}
+        print(json.dumps(found), flush=True)
+        os._exit(0)  # without waiting for the threads of the others
 
 
-def process(folder: str) -> None:
+def searches(side: Side, data: Clusters, count: int) -> dict[str, float]:
+    """Return milliseconds and recall without and with filters, at the lowest effort that reaches TARGET."""
+    queries, found = data.queries(count), {}
+    truth = exact(data, queries, K)
+    for share in ("", *side.shares):
+        start = f"{share}, " if share else ""
+        if share:
+            found[f"{start}first ms"] = 1000 * cpu_seconds(side.search, queries[0], EFFORTS[0], share)
+        for effort in EFFORTS:
+            spent, recall = point(side, queries, truth[share], effort, share)
+            if recall >= TARGET:
+                break
+        found |= {f"{start}ms": spent, f"{start}recall": recall}
+        if not share and isinstance(side, Ours | FaissHnsw):
+            blocks = [queries[at : at + BATCH] for at in range(0, count, BATCH)]
+            found[f"ms of {BATCH}"] = (
+                1000 * sum(cpu_seconds(side.search_batch, block, effort) for block in blocks) / count
+            )
+        if share and isinstance(side, Ours):
+            after = []
+            for query in queries[:20]:
+                side.write()
+                after.append(cpu_seconds(side.search, query, effort, share))
+            found[f"{start}after a write ms"] = 1000 * statistics.median(after)
+    return found
+
+
+def point(side: Side, queries: np.ndarray, truth: np.ndarray, effort: int, share: str) -> tuple[float, float]:
+    """Return CPU milliseconds of a query, one by one, and the recall."""
+    results: list[list[int]] = []
+    taken = cpu_seconds(lambda: results.extend(side.search(query, effort, share) for query in queries))
+    wanted = [set(rows) - {-1} for rows in truth.tolist()]
+    hits = sum(len(true.intersection(rows)) for true, rows in zip(wanted, results, strict=True))
+    return 1000 * taken / len(queries), hits / max(1, sum(map(len, wanted)))
+
+
+def reopened(folder: str) -> dict[str, int]:
+    """Return the memory of a new process that opens our store, searches and compacts."""
+    command = [sys.executable, __file__, "--reopen", folder]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+
+
+def reopen(folder: str) -> None:
     """Open the store in this new process, and print its memory while it searches and compacts."""
-    before, peak, done = anonymous(), [0], threading.Event()
+
+    def anonymous() -> int:
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return 1024 * int(status["RssAnon"].split()[0])
 
     def watch() -> None:
         while not done.wait(0.01):
             peak[0] = max(peak[0], anonymous())
 
+    before, peak, done = anonymous(), [0], threading.Event()
     with open_store(folder) as store:
         collection = store.get(NAME)
         item = collection.scroll(limit=1).items[0]
@@ -196,42 +264,39 @@ def process(folder: str) -> None:
         collection.compact()
         done.set()
         thread.join()
-        print(json.dumps({"steady": steady, "peak": peak[0] - before}))
+        print(json.dumps({"memory, searching": steady, "memory, compacting": peak[0] - before}))
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["--process"]:
-        return process(sys.argv[2])
+    if sys.argv[1:2] == ["--reopen"]:
+        return reopen(sys.argv[2])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--dim", type=int, default=256)
-    parser.add_argument("--only", default=",".join(SECTIONS), help="comma-separated sections")
-    parser.add_argument("--queries", type=int, default=256)
-    parser.add_argument("--turns", type=int, default=3, help="repetitions of each comparison")
-    parser.add_argument("--folder", type=Path, help="folder for the store; an existing store is used")
+    parser.add_argument("--queries", type=int, default=200)
+    parser.add_argument("--request", type=int, default=1000, help="items of one request")
+    parser.add_argument("--only", default=",".join(SIDES), help="comma-separated sides")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    sections = chosen.only.split(",")
-    if unknown := set(sections) - set(SECTIONS):
-        parser.error(f"--only takes some of {', '.join(SECTIONS)}; got {', '.join(sorted(unknown))}")
+    if chosen.side:
+        return work(chosen.side, chosen)
     report = Report(chosen.json)
-    report.begin(items=chosen.items, dim=chosen.dim, turns=chosen.turns)
-    data = Clusters(chosen.items, chosen.dim)
-    if "ingest" in sections:
-        ingest(report, data, chosen.turns)
-    with tempfile.TemporaryDirectory() if chosen.folder is None else nullcontext(chosen.folder) as place:
-        folder = Path(place) / "store"
-        if set(sections) - {"ingest"} and not folder.exists():
-            spent = fill(folder, data, 1000)
-            report.say("fill", spent, f"filled and compacted: {spent:.1f} CPU s of upserts")
-        if {"search", "filter"} & set(sections):
-            with open_store(str(folder)) as store:
-                if "search" in sections:
-                    search(report, store.get(NAME), data, chosen.queries, chosen.turns)
-                if "filter" in sections:
-                    filters(report, store.get(NAME), data, max(1, chosen.queries // 4))
-        if "memory" in sections:
-            memory(report, folder, data)
+    sizes = {name: getattr(chosen, name) for name in ("items", "dim", "queries", "request")}
+    report.begin(**sizes)
+    for name in chosen.only.split(","):
+        given = [word for key, value in sizes.items() for word in (f"--{key}", str(value))]
+        command = [sys.executable, str(Path(__file__).resolve()), "--side", name, *given]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            print(f"{name}: failed, {done.stderr.strip().splitlines()[-1]}", flush=True)
+            continue
+        found = json.loads(done.stdout.splitlines()[-1])
+        ours = report.results.get("nnclr_hub", {})
+        timed = [key for key in found if key in ours and key.endswith(("/s", "ms", f"ms of {BATCH}"))]
+        ratios = {key: f" (nnclr_hub: {ours[key] / found[key]:.2f} of it)" for key in timed}
+        shown = [f"{key} {value:.3g}{ratios.get(key, '')}" for key, value in found.items()]
+        report.say(name, found, f"{name}: {'; '.join(shown)}")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ import httpx
 import numpy as np
 from PIL import Image
 from request_meter import JSON, Cost, Meter, Request
+from server_process import ServerProcess
 
-from benchmarks.server_process import ServerProcess
 from nnclr_hub.client import Client
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item

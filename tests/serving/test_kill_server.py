@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 from PIL import Image
+from server_process import ServerProcess
 
-from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client
 from nnclr_hub.store import open_store
 from nnclr_hub.store.pages import pages

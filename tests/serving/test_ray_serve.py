@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from rest_requests import is_problem, upload
+from server_process import ServerProcess
 from store.milvus_servers import lite_server
 
-from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client, Item
 from nnclr_hub.store import open_store
 from nnclr_hub.store.records import Record

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import waiting
+from server_process import ServerProcess
 
-from benchmarks.server_process import ServerProcess
 from nnclr_hub import Client, CollectionSpec, Item, load_encoder, open_store
 from nnclr_hub.store.base import VectorStore
 from nnclr_hub.workbench import Encoders, Workbench
