@@ -27,6 +27,7 @@ from starlette.types import Receive, Scope, Send
 from nnclr_hub.errors import AnswerTooLarge
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import without_surrogates
+from nnclr_hub.workbench.privacy import INDEXED, ROOT
 
 from .limits import Admission, Budget, current_budget
 from .settings import Settings
@@ -204,3 +205,11 @@ def _preferred(accept: str, kinds: tuple[str, ...]) -> str:
         if name in (JSON, *kinds) and found > quality:
             best, quality = name, found
     return best
+
+
+def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an item's metadata, with only the name of a folder that was indexed on this machine."""
+    shown = dict(metadata)
+    if shown.keys() >= INDEXED and isinstance(shown[ROOT], str):
+        shown[ROOT] = shown[ROOT].rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    return shown

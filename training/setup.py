@@ -17,8 +17,9 @@ import torch
 from rich.console import Console
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, extract_features
 from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS
 from nnclr_hub.progress import bar

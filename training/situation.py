@@ -15,8 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.backbones import create_backbone
-from nnclr_hub.encoder.features import extract_features, unit_rows
+from nnclr_hub.encoder.features import extract_features
 from nnclr_hub.encoder.hand_crafted import FLOORS
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import ImageError
 from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.images.pool import decoding_processes, run_isolated

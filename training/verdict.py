@@ -20,9 +20,10 @@ import numpy as np
 from rich.console import Console
 
 from nnclr_hub.cache import cache_folder
-from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, extract_features
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.loader import load_encoder
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.hub.layout import HELD_OUT, WEIGHTS

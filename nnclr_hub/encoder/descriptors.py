@@ -22,7 +22,7 @@ from functools import partial
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.encoder.features import unit_rows
+from nnclr_hub.encoder.preprocessing import unit_rows
 
 SIDE = 64  # of the images that are described, in pixels
 ANGLES = 9  # bins of 20 degrees; opposite directions count as one

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from nnclr_hub.encoder.inputs import ImageLike
+from nnclr_hub.encoder.preprocessing import ImageLike
 from nnclr_hub.errors import ImageError
 from nnclr_hub.images.reading import ImageReading
 

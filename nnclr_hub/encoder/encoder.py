@@ -27,10 +27,20 @@ from nnclr_hub.encoder.backends import Backend, open_backend, parse_backend
 from nnclr_hub.encoder.crops import MAX_CROPS, crop_views
 from nnclr_hub.encoder.descriptors import Appended
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.fingerprint import fingerprint_of, with_reading
-from nnclr_hub.encoder.inputs import as_list, as_source, as_tensor, crops_of, is_tensor, transformed_batches, weigh
-from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
+from nnclr_hub.encoder.preprocessing import (
+    EvalTransform,
+    Preprocessing,
+    Transform,
+    as_list,
+    as_source,
+    as_tensor,
+    crops_of,
+    is_tensor,
+    transformed_batches,
+    unit_rows,
+    weigh,
+)
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.html_table import html_table
 from nnclr_hub.hub.layout import ModelConfig

@@ -2,7 +2,6 @@
 
     features = extract_features(encoder, paths, progress=advance)
     features.raw                # (N, D) float32, memory-mapped; rows of unreadable images are NaN
-    unit_rows(features.raw)     # the same with rows of length 1
 
 An interrupted extraction continues where it stopped, and new images cost only their own time. An image is identified by
 path, size and modification time. Errors are not cached, because their cause may pass. Features in bf16 are cached apart
@@ -30,7 +29,6 @@ from nnclr_hub.images.source import Source, file_key
 
 ImageFile = Path | Source
 CHUNK = 512  # images between two commits
-TINY = 1e-12
 LOCK_TIMEOUT = 60.0  # seconds to wait while another program writes features of the same encoder
 LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 # the file is damaged, is not a database, or has a table of another form: delete it and start from scratch
@@ -64,11 +62,6 @@ class Extracted:
 
     raw: np.ndarray
     broken: dict[int, str]
-
-
-def unit_rows(raw: np.ndarray) -> np.ndarray:
-    """Return (N, D) float32 with rows of length 1."""
-    return raw / np.maximum(np.linalg.norm(raw, axis=1, keepdims=True), TINY)
 
 
 def extract_features(

@@ -23,9 +23,8 @@ from PIL import Image
 
 from nnclr_hub.encoder.descriptors import HOG, PARTS, SIDE, Part
 from nnclr_hub.encoder.embedder import ImageLike
-from nnclr_hub.encoder.features import unit_rows
 from nnclr_hub.encoder.fingerprint import with_reading
-from nnclr_hub.encoder.inputs import as_source
+from nnclr_hub.encoder.preprocessing import as_source, unit_rows
 from nnclr_hub.errors import ImageError
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.decode import decode_any

@@ -313,3 +313,9 @@ def replacement(path: Path, format: int, tables: str, hint: str, lost: Path) -> 
     for of in (path, new):  # the new file may lack commits of the old one
         CommitRecord(of.with_name(f"{of.name}.commit")).remove()
     replace_damaged(path, new, lost)
+
+
+def sequence(connection: sqlite3.Connection, table: str) -> int:
+    """Return the highest number that AUTOINCREMENT has given out in a table."""
+    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", [table]).fetchone()
+    return row[0] if row else 0

@@ -83,7 +83,7 @@ def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], re
     for row in rows:
         parts.append(f'<h2>{escape(row.title)}</h2><div class="grid">')
         if row.image is not None:
-            from nnclr_hub.encoder.inputs import as_source
+            from nnclr_hub.encoder.preprocessing import as_source
             from nnclr_hub.images.decode import decode_any
             from nnclr_hub.workbench.image_record import make_thumbnail
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.inputs import as_source
+from nnclr_hub.encoder.preprocessing import as_source
 from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.images.pool import run_isolated
 from nnclr_hub.images.reading import ImageReading

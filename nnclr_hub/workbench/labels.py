@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.encoder.features import unit_rows
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.labels import first_names
 from nnclr_hub.missing_values import is_missing

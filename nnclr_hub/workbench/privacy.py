@@ -48,14 +48,6 @@ def public_name(source: str) -> str:
     return Path(source).resolve().name if _is_path(source) else source
 
 
-def public_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an item's metadata, with only the name of a folder that was indexed on this machine."""
-    shown = dict(metadata)
-    if shown.keys() >= INDEXED and isinstance(shown[ROOT], str):
-        shown[ROOT] = shown[ROOT].rstrip("/\\").replace("\\", "/").rpartition("/")[2]
-    return shown
-
-
 def public_key(key: str) -> str:
     """Return the metadata key if clients may use it. Filters on the folder would reveal it value by value.
 

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubError, ProbeExists, ProbeNotFound
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.images.labels import LabeledImages, first_names, read_labeled, read_splits

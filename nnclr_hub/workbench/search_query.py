@@ -103,7 +103,7 @@ class Example:
         assert self.image is not None
         if self.box is None:
             return self.image  # decoded by the embedder, in its own threads
-        from nnclr_hub.encoder.inputs import as_source
+        from nnclr_hub.encoder.preprocessing import as_source
         from nnclr_hub.images.decode import decode_any
         from nnclr_hub.images.reading import PLAIN
 

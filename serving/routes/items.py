@@ -26,11 +26,10 @@ from nnclr_hub.table_rows import LabelTable, read_rows
 from nnclr_hub.workbench import AddRequest, NewImage
 from nnclr_hub.workbench.metadata import table_values
 from nnclr_hub.workbench.payload import decode_vector
-from nnclr_hub.workbench.privacy import public_metadata
 from nnclr_hub.workbench.sources import read_original
 
 from ..access import READ, WRITE
-from ..answers import PartsResponse, encoded
+from ..answers import PartsResponse, encoded, public_metadata
 from ..models import note_changes
 from ..problems import MAX_CONFLICTS, outcomes
 from ..request_bodies import (

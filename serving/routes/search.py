@@ -22,11 +22,11 @@ from nnclr_hub.store.base import Match
 from nnclr_hub.store.checks import MAX_EXAMPLES
 from nnclr_hub.workbench import SearchQuery
 from nnclr_hub.workbench import search_query as queries
-from nnclr_hub.workbench.privacy import public_metadata, without_paths
+from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.search_query import attempt, resolve_each, run_in_turn
 
 from ..access import READ
-from ..answers import PartsResponse, encoded
+from ..answers import PartsResponse, encoded, public_metadata
 from ..engine import Engine
 from ..limits import in_thread_while_connected, while_connected
 from ..problems import UNREADABLE

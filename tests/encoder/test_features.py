@@ -11,7 +11,8 @@ import pytest
 
 from nnclr_hub import load_encoder
 from nnclr_hub.encoder import features as module
-from nnclr_hub.encoder.features import extract_features, unit_rows
+from nnclr_hub.encoder.features import extract_features
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 
 

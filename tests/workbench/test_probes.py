@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from labeling import fit_probe
 
-from nnclr_hub.encoder.features import unit_rows
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import (
     FingerprintMismatch,
     InvalidFilter,

@@ -9,7 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
-from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, extract_features
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import NoImages
 from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
 

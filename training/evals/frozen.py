@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nnclr_hub.encoder.features import unit_rows
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.few_shot import SEEDS, SHOTS, few_shot_curve
 from nnclr_hub.probe.knn import knn_classify

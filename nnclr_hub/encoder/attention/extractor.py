@@ -37,9 +37,8 @@ from nnclr_hub.encoder.attention.geometry import VIEW_SIDE, Axis, Grid, input_si
 from nnclr_hub.encoder.attention.maps import AttentionMap, on_one_scale
 from nnclr_hub.encoder.attention.query import MAX_SIDE, MAX_TARGETS, AttentionSettings, require_inside
 from nnclr_hub.encoder.backends.with_torch import memory_errors
-from nnclr_hub.encoder.inputs import ImageLike, as_source
 from nnclr_hub.encoder.network_output import feature_map
-from nnclr_hub.encoder.preprocessing import Transform
+from nnclr_hub.encoder.preprocessing import ImageLike, Transform, as_source
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.channels import for_people
 

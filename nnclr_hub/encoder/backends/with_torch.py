@@ -19,7 +19,7 @@ from nnclr_hub.encoder.backends.base import full_name
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest
 
-os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # see `store.index.main`
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))  # see `store.index.state`
 GRAPHS = (1, 4, 16, 64)  # batch sizes with a CUDA graph each
 
 

@@ -296,7 +296,7 @@ class EmbeddedCollection(Collection):
 
     def info(self) -> CollectionInfo:
         def read(connection: sqlite3.Connection, state: State) -> CollectionInfo:
-            count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], schema.last_seq(connection)
+            count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], rows.last_seq(connection)
             index, indexed = self._files.states.latest.main, self._files.states.latest.seq
             words = self._files.state, index.kind.name
             vectors = last_vector_change(connection)

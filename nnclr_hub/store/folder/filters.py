@@ -13,8 +13,7 @@ import numpy as np
 
 from nnclr_hub.store.facets import Counts, Facet, count_values, facet
 from nnclr_hub.store.folder.filter_sql import filter_sql
-from nnclr_hub.store.folder.rows import parse_metadata
-from nnclr_hub.store.folder.schema import last_seq
+from nnclr_hub.store.folder.rows import last_seq, parse_metadata
 from nnclr_hub.store.index.state import RowSet, State
 from nnclr_hub.store.where import ABSENT, Group, value_of
 

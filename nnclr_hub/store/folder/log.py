@@ -6,7 +6,8 @@ import sqlite3
 
 from nnclr_hub.errors import ChangesUnavailable, InvalidRequest
 from nnclr_hub.store.checks import check_limit
-from nnclr_hub.store.folder.schema import last_commit, last_seq
+from nnclr_hub.store.folder.rows import last_seq
+from nnclr_hub.store.folder.schema import last_commit
 from nnclr_hub.store.reports import Change, ChangePage
 
 

@@ -22,13 +22,12 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.disk import LOW_WATER, free_bytes, translated
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.log import trim_log
-from nnclr_hub.store.folder.rows import fetch_vectors
-from nnclr_hub.store.folder.schema import connect, last_seq
+from nnclr_hub.store.folder.rows import fetch_vectors, last_seq
+from nnclr_hub.store.folder.schema import connect
 from nnclr_hub.store.folder.writer import Writer, closed_error
 from nnclr_hub.store.index.fold import FITTED, Stopped, fold, is_due, is_outdated, kind_of_next, most_recent
-from nnclr_hub.store.index.main import Main, threads
 from nnclr_hub.store.index.snapshot import remove_snapshot, write_snapshot
-from nnclr_hub.store.index.state import State, States
+from nnclr_hub.store.index.state import Main, State, States, threads
 from nnclr_hub.store.index_kinds import COARSE, FLAT
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings

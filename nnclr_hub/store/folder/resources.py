@@ -26,13 +26,12 @@ from nnclr_hub.store.disk import check_process, free_bytes, size_of_file, transl
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.filters import Facets, Filters
 from nnclr_hub.store.folder.maintenance import Maintenance
-from nnclr_hub.store.folder.rows import all_rids, fetch_vectors
-from nnclr_hub.store.folder.schema import check_meta, connect, last_seq, read_spec
+from nnclr_hub.store.folder.rows import all_rids, fetch_vectors, last_seq
+from nnclr_hub.store.folder.schema import check_meta, connect, read_spec
 from nnclr_hub.store.folder.writer import Writer, closed_error
 from nnclr_hub.store.index.fold import load
-from nnclr_hub.store.index.main import NO_ROWS, Main
 from nnclr_hub.store.index.snapshot import clear_leftovers, load_snapshot
-from nnclr_hub.store.index.state import State, States
+from nnclr_hub.store.index.state import NO_ROWS, Main, State, States
 from nnclr_hub.store.index_kinds import FLAT
 from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings

@@ -1,4 +1,4 @@
-"""Items as rows of a collection's tables."""
+"""Items as rows of a collection's tables, and the numbers of changes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import orjson
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.folder.schema import row_crc, sequence, without_indexes
+from nnclr_hub.store.folder.schema import without_indexes
 from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import sequence
 
 ONE_OF = "IN (SELECT value FROM json_each(?))"  # whose parameter is `json.dumps` of a list
 PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
@@ -205,3 +206,14 @@ def stored_type(spec: CollectionSpec) -> str:
 def size_of(spec: CollectionSpec) -> int:
     """Return the size of a stored vector in bytes."""
     return spec.dim * np.dtype(stored_type(spec)).itemsize
+
+
+def row_crc(rid: int, id: str, metadata: str, vector_crc: int, jpeg: bytes | None) -> int:
+    """Return the checksum of a row; the vector is covered by its own checksum. It runs for every row that is stored."""
+    thumbnail = -1 if jpeg is None else zlib.crc32(jpeg)
+    return zlib.crc32(f"{rid} {id} {vector_crc} {thumbnail} {metadata}".encode())
+
+
+def last_seq(connection: sqlite3.Connection) -> int:
+    """Return the number of the last change; trimming the log does not reset it."""
+    return sequence(connection, "oplog")

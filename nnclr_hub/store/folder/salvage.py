@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.folder.rows import parse_object, size_of
-from nnclr_hub.store.folder.schema import Commit, connect, create_collection, insert_commit, read_spec, row_crc
+from nnclr_hub.store.folder.rows import parse_object, row_crc, size_of
+from nnclr_hub.store.folder.schema import Commit, connect, create_collection, insert_commit, read_spec
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.reports import SalvageReport
 from nnclr_hub.store.sqlite import CommitRecord, remove_files, replace_damaged

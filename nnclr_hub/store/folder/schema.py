@@ -20,6 +20,7 @@ from nnclr_hub.store.disk import HINT
 from nnclr_hub.store.folder.filter_sql import add_functions, value_sql
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.sqlite import connect as connect_to
+from nnclr_hub.store.sqlite import sequence
 from nnclr_hub.store.where import check_key
 
 SCHEMA = 6
@@ -159,23 +160,6 @@ def last_commit(connection: sqlite3.Connection) -> Commit:
 def insert_commit(connection: sqlite3.Connection, commit: Commit) -> None:
     """Record a commit, in its transaction."""
     connection.execute("INSERT OR REPLACE INTO commits VALUES (?, ?, ?, ?, ?)", commit.row)
-
-
-def sequence(connection: sqlite3.Connection, table: str) -> int:
-    """Return the highest number that AUTOINCREMENT has given out in a table."""
-    row = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", [table]).fetchone()
-    return row[0] if row else 0
-
-
-def last_seq(connection: sqlite3.Connection) -> int:
-    """Return the number of the last change; trimming the log does not reset it."""
-    return sequence(connection, "oplog")
-
-
-def row_crc(rid: int, id: str, metadata: str, vector_crc: int, jpeg: bytes | None) -> int:
-    """Return the checksum of a row; the vector is covered by its own checksum. It runs for every row that is stored."""
-    thumbnail = -1 if jpeg is None else zlib.crc32(jpeg)
-    return zlib.crc32(f"{rid} {id} {vector_crc} {thumbnail} {metadata}".encode())
 
 
 def check_meta(connection: sqlite3.Connection, path: Path, recorded: tuple[int, int] | None) -> None:

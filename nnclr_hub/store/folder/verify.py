@@ -16,10 +16,9 @@ import numpy as np
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.disk import fsync_folder, translated
 from nnclr_hub.store.folder.resources import Resources
-from nnclr_hub.store.folder.rows import all_rids, delete_damaged, fetch_vectors, parse_object, size_of
-from nnclr_hub.store.folder.schema import check_meta, check_totals, row_crc
-from nnclr_hub.store.index.main import nearest, score
-from nnclr_hub.store.index.state import RowSet, State
+from nnclr_hub.store.folder.rows import all_rids, delete_damaged, fetch_vectors, parse_object, row_crc, size_of
+from nnclr_hub.store.folder.schema import check_meta, check_totals
+from nnclr_hub.store.index.state import RowSet, State, nearest, score
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.reports import VerifyReport
 from nnclr_hub.store.sqlite import quick_check

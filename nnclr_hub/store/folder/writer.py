@@ -30,11 +30,10 @@ import numpy as np
 from nnclr_hub.errors import CollectionNotFound, DiskFull, NNCLRHubError, StoreClosed, StoreError, StoreReadOnly
 from nnclr_hub.store.disk import check_process, check_space, translated
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.folder.rows import Changes
-from nnclr_hub.store.folder.schema import Commit, insert_commit, last_commit, last_seq, sequence
-from nnclr_hub.store.index.main import NO_ROWS
-from nnclr_hub.store.index.state import States
-from nnclr_hub.store.sqlite import CommitRecord
+from nnclr_hub.store.folder.rows import Changes, last_seq
+from nnclr_hub.store.folder.schema import Commit, insert_commit, last_commit
+from nnclr_hub.store.index.state import NO_ROWS, States
+from nnclr_hub.store.sqlite import CommitRecord, sequence
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -16,8 +16,7 @@ from dataclasses import replace
 import numpy as np
 
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index.main import NO_ROWS, Found, Main, nearest
-from nnclr_hub.store.index.state import Fetch, State, States
+from nnclr_hub.store.index.state import NO_ROWS, Fetch, Found, Main, State, States, nearest
 from nnclr_hub.store.index_kinds import COARSE, FLAT, HNSW, IndexKind, choose_kind, vector_bytes
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings

@@ -31,7 +31,7 @@ import numpy as np
 from nnclr_hub.errors import DiskFull, StoreError
 from nnclr_hub.store.disk import NO_SPACE, check_space, fsync_folder
 from nnclr_hub.store.failpoints import reached
-from nnclr_hub.store.index.main import FAISS, Main
+from nnclr_hub.store.index.state import FAISS, Main
 from nnclr_hub.store.index_kinds import FLAT, INDEX_KINDS
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.vector_transform import VectorTransform

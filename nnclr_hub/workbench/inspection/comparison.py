@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from nnclr_hub.encoder.embedder import Embedder
-from nnclr_hub.encoder.features import FeatureSource, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, extract_features
 from nnclr_hub.encoder.hand_crafted import FLOORS, HandCrafted
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.decode import decode_image
 from nnclr_hub.inspect.neighbors import nearest

@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features, unit_rows
+from nnclr_hub.encoder.features import FeatureSource, ImageFile, extract_features
+from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.images.labels import find_table, table_labels
 from nnclr_hub.images.listing import find_splits, in_tiles, list_places
