@@ -13,7 +13,7 @@ CGROUP = Path("/sys/fs/cgroup")  # in a container, its own limits
 def usable_cores() -> int:
     """Return the number of cores of the process's CPU mask and of its container's limit, rounded up; at least 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # of versions 2 and 1
+    for names in (["cpu.max"], ["cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us"]):  # cgroup versions 2 and 1
         with suppress(OSError, ValueError):  # no such file, or "max"
             quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
             if quota > 0 and period > 0:

@@ -23,7 +23,7 @@ def read_csv(table: object, content: bytes | None, *keys: str) -> tuple[list[str
 
     Args:
         table: its file, or its name if there is `content`.
-        content: of a file that was uploaded; None: the file is read.
+        content: bytes of a file that was uploaded; None: the file is read.
         keys: columns; the separator with which the header has most of them separates the cells.
 
     Raises:

@@ -11,8 +11,8 @@ def replace_file(path: Path, content: bytes | str, *, durable: bool = False) -> 
     """Write a temporary file next to the file, then rename it; text becomes UTF-8.
 
     Args:
-        path: of the file.
-        content: of the file.
+        path: path of the file.
+        content: content of the file.
         durable: return when the file survives a loss of power.
 
     Raises:

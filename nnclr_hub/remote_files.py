@@ -17,7 +17,7 @@ from typing import Any
 from nnclr_hub.errors import InvalidRequest, MissingDependency, NNCLRHubError
 
 DRIVERS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"}  # protocol: package
-MOST_NAMES = 100_000  # of one pattern
+MOST_NAMES = 100_000  # that one pattern may match
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"(\d+)\.\.(\d+)")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+://.")
@@ -90,7 +90,7 @@ def reading(address: str) -> Iterator[None]:
         raise MissingDependency(f"The driver for {address} needs a package ({error}); install it.") from error
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        if isinstance(error, OSError) and hasattr(error, "host"):  # of aiohttp, with the notation of Python
+        if isinstance(error, OSError) and hasattr(error, "host"):  # aiohttp writes the error in Python's notation
             reason = "the server cannot be reached"
         raise NNCLRHubError(
             f"{address} cannot be read ({reason}); check the address, the network and your credentials, and run the "
@@ -102,8 +102,8 @@ def reading(address: str) -> Iterator[None]:
 class RemoteBytes:
     """A file at an address, or a part of it, that is read on demand.
 
-    address: of the file.
-    offset, size: of the part in bytes; a size of None is the whole file.
+    address: address of the file.
+    offset, size: where the part begins and how long it is, in bytes; a size of None is the whole file.
     """
 
     address: str

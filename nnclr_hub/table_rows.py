@@ -41,7 +41,7 @@ class LabelTable:
     file: the CSV file.
     root: folder to which its paths are relative; None: see the rules above.
     path_column, label_column: names of its columns; None: `id` and `path`, `label` or `labels`.
-    content: of a file that was uploaded; None: `file` is read.
+    content: bytes of a file that was uploaded; None: `file` is read.
     """
 
     file: Path
@@ -67,7 +67,7 @@ class LabelTable:
 class Named(NamedTuple, Generic[Key]):
     """An image that a row may name.
 
-    key: of the caller, such as a position in a list.
+    key: key that the caller chose, such as a position in a list.
     root: its folder, archive or source; "" without one.
     path: below `root`; "" without one.
     id: "" without one.
@@ -93,7 +93,7 @@ class Row:
 class Matched(Generic[Key]):
     """The images that rows name.
 
-    cells: of each of them, in the order of the table.
+    cells: cells of each of them, in the order of the table.
     lost: rows that name no image.
     """
 

@@ -70,7 +70,7 @@ def print_data(text: str) -> None:
 # ---- lines instead of bars, in a pipe
 
 EVERY = 5.0  # seconds between two lines
-_open: list[threading.Event] = []  # of the blocks of `lines`, the innermost last
+_open: list[threading.Event] = []  # one for each open block of `lines`, the innermost last
 
 
 @contextmanager

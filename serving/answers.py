@@ -38,7 +38,7 @@ BYTES = "application/octet-stream"
 JSON = "application/json"
 PNG = "image/png"
 DType = Literal["float32", "float16"]
-NUMBER_BYTES = 13  # of a float32 as JSON, with its comma
+NUMBER_BYTES = 13  # bytes of a float32 as JSON, with its comma
 FOR_THE_REST = "To read the rest, narrow the request with a filter, or run `nnclr` on the machine with the store."
 MANY = list | tuple | dict  # values of a result that can be cut
 CHUNK = 256 << 10  # bytes that are sent at once, and for which permits are taken at once
@@ -84,7 +84,7 @@ def bounded(value: Mapping[str, Any], most: int) -> tuple[bytes, str]:
         entries = {name: _entries(one, most) for name, one in value.items()}
     except TypeError:  # names of files may contain half of a surrogate, which UTF-8 cannot encode
         entries = {name: _entries(one, most) for name, one in without_surrogates(value).items()}
-    room = most - 2 - sum(len(encoded(name)) + 4 for name in value)  # of an object of empty lists
+    room = most - 2 - sum(len(encoded(name)) + 4 for name in value)  # bytes left after an object of empty lists
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
     sizes = {name: sum(map(len, several)) + len(several) for name, several in entries.items()}

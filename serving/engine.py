@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # they import torch, which a server needs for its first map o
     from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 
 JOIN_S = 5.0  # for threads that have nothing left to do
-MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # of all originals of an attention query, which stay in memory until the answer
+MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # in all originals of an attention query, which stay in memory until the answer
 
 
 class Engine:
@@ -71,7 +71,7 @@ class Engine:
         self.own_transform = not isinstance(encoder.transform, EvalTransform)
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
         self._settings = settings
-        self._building: Future[Any] | None = None  # of what attention needs
+        self._building: Future[Any] | None = None  # the parts that attention needs
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
         self._device = Device(encoder, settings, lambda: self.in_work, self.metrics, self._test)
         self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
@@ -325,7 +325,7 @@ class AttentionQuery:
     The caller's thread makes the maps from what the network returned.
 
     Args:
-        extractor: of the encoder.
+        extractor: extractor of the encoder.
         max_side: upper limit of `settings.max_side`. Each map reports the side that was used.
 
     Raises:

@@ -115,7 +115,7 @@ class Budget:
         self._held.close()
 
 
-_budget: ContextVar[Budget | None] = ContextVar("budget", default=None)  # of the request that this code works for
+_budget: ContextVar[Budget | None] = ContextVar("budget", default=None)  # that of the current request
 
 
 def current_budget() -> Budget:
@@ -199,7 +199,7 @@ class Admission:
         images: images in progress at once, or whatever else `what` names.
         size: bytes of them, before decoding.
         metrics: counts refusals.
-        gauges: of what is in progress, and of its bytes; None: those of images.
+        gauges: gauges of what is in progress, and of its bytes; None: those of images.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ class RequestLimits:
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        required = scope.get("state", {}).get("required")  # of `AccessControl`, which may be missing
+        required = scope.get("state", {}).get("required")  # set by `AccessControl`, which may be missing
         limits = self._streamed if required is not None and required.streamed else self._body
         try:
             limits.check(headers)

@@ -41,7 +41,7 @@ def parse_form(content_type: str, pieces: Sequence[bytes]) -> list[FormPart]:
     """Return the parts of a form in order.
 
     Args:
-        pieces: of the body.
+        pieces: parts of the body, in order.
 
     Raises:
         MalformedForm: the body is truncated, is not a form, or has too many parts or headers.

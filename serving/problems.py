@@ -74,7 +74,7 @@ ANYWHERE = (
     "malformed unauthorized forbidden host_not_allowed origin_not_allowed internal invalid_request "
     "unsupported_encoding request_too_large request_too_slow deadline_exceeded overloaded not_ready"
 )
-UNREADABLE = "undecodable_image unsupported_image image_too_large"  # of routes that read images
+UNREADABLE = "undecodable_image unsupported_image image_too_large"  # codes of routes that read images
 
 
 def _classes(base: type[NNCLRHubError]) -> dict[str, type[NNCLRHubError]]:
@@ -118,7 +118,7 @@ class Refused(NNCLRHubError):
     Args:
         code: of HTTP, or of a class.
         headers: additional headers of the response.
-        status: of the response; None: that of the code.
+        status: status of the response; None: that of the code.
         items: errors of single parts of the request.
     """
 
@@ -241,11 +241,11 @@ def outcomes(
     """Return one entry for each part of a request: its value, or its error.
 
     Args:
-        results: of the parts.
+        results: results of the parts.
         about: further fields of each entry.
         value: returns the fields of a result.
         what: happened to the parts, for the message.
-        code: of the refusal; "": that of the first error.
+        code: code of the refusal; "": that of the first error.
         all_needed: whether one error is enough to refuse the request.
 
     Raises:

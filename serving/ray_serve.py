@@ -188,7 +188,7 @@ def deployed(
     Args:
         replicas: number of replicas.
         mount: adds the web app to each replica; a function of a module, which the other processes can import.
-        address: of a Ray cluster; None starts one on this machine for the duration of the context.
+        address: address of a Ray cluster; None starts one on this machine for the duration of the context.
 
     Raises:
         MissingDependency: Ray is not installed.

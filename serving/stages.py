@@ -81,7 +81,7 @@ class Request:
         self.over = False
         # by stage: decode is the sum over images, queue the longest wait, forward the sum over batches
         self.seconds: dict[str, float] = {"decode": 0.0, "queue": 0.0, "forward": 0.0}
-        self._outcome_of_rest = "failed"  # of the images that leave after the request is over
+        self._outcome_of_rest = "failed"  # how images end that leave after the request is over
         self._on_outcome, self._on_withdrawn, self._on_empty = on_outcome, on_withdrawn, on_empty
         self._lock = threading.Lock()
         self._inside = set(range(len(images)))
@@ -231,7 +231,7 @@ class BatchQueue:
         continues however many tasks arrive. The list is empty only when the queue is closed and empty.
 
         Args:
-            max_bytes: of the images together, if not 0; a larger image is alone.
+            max_bytes: most bytes of the images together, if not 0; a larger image is alone.
             wait_s: time for a batch to fill, counted from the arrival of its first item.
             expected: returns how many items may be here soon, with those that are. Without more of them, nobody waits.
         """

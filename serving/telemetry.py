@@ -93,7 +93,7 @@ class Timings:
     images: images in its body.
     refusal: the error code that it was refused with, or "".
     changed: items that it added, replaced or deleted; None if the route does not count them.
-    metrics: of the server.
+    metrics: metrics of the server.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)

@@ -140,7 +140,7 @@ def fill(
             yield from compress(part[1], map(not_, has))
 
     results = encoder.embed_in_order(images_to_embed())
-    for first in results:  # of the next shard
+    for first in results:  # the results of the next shard
         (number, images, named), shard, has = begun.popleft()
         new = chain([first], results)
         stored = iter(shard.vectors) if shard and any(has) else iter(())

@@ -151,7 +151,7 @@ class ShardPlan:
     """The contents of a folder of shards.
 
     model: the encoder's source.
-    fingerprint: of the encoder.
+    fingerprint: fingerprint of the encoder.
     dim: D, length of a vector.
     precision: "f32" or "f16", of the stored vectors.
     shard_size: images per shard; the last shard of an archive or folder has the rest.

@@ -85,8 +85,8 @@ def embed_shards_by_ray(
 
     Args:
         encoder: the workers load the same one by its name.
-        backend: of the encoder on the workers; "auto" for the fastest on each machine.
-        address: of the cluster; "auto" for the one of this machine, "local" to start one on this machine.
+        backend: backend of the encoder on the workers; "auto" for the fastest on each machine.
+        address: address of the cluster; "auto" for the one of this machine, "local" to start one on this machine.
         workers: number of encoders; None: one per GPU, or one per machine without GPUs.
 
     Raises:

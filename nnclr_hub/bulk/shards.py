@@ -39,9 +39,9 @@ SHARD = "shard"
 class Shard:
     """One part of a bulk run.
 
-    plan: of the run.
+    plan: plan of the run.
     number: from 0.
-    file: of the shard.
+    file: path of the shard.
     count: n, the number of images with vectors.
     """
 
@@ -151,7 +151,7 @@ def write_shard(
         vectors: (n, D) float, unit rows.
         images: at the places of the plan.
         broken: (path, reason) of the part's other images.
-        metadata: of each image, if there is any.
+        metadata: metadata of each image, if there is any.
 
     Raises:
         DiskFull: nothing was written.

@@ -34,7 +34,7 @@ COMPARED = {
 class EncoderColumn:
     """One encoder's maps.
 
-    name: of the encoder, as shown.
+    name: name of the encoder, as shown.
     maps: one per image, without a query; () if the encoder is not available.
     missing: the message of the error if the encoder is not available.
     """

@@ -14,8 +14,8 @@ from nnclr_hub.images.channels import AnyImage
 
 MAX_CROPS = 128
 MIRROR = Image.Transpose.FLIP_LEFT_RIGHT
-MIN_SHARE = 0.3  # of the image's area
-BASES = (2, 3, 5)  # of the Halton sequence: area, position across, position down
+MIN_SHARE = 0.3  # smallest crop, as a share of the image's area
+BASES = (2, 3, 5)  # bases of the Halton sequence: area, position across, position down
 
 
 def crop_views(image: AnyImage, crops: int) -> Iterator[AnyImage]:

@@ -24,10 +24,10 @@ from PIL import Image
 
 from nnclr_hub.encoder.preprocessing import unit_rows
 
-SIDE = 64  # of the images that are described, in pixels
+SIDE = 64  # pixels of a side of the images that are described
 ANGLES = 9  # bins of 20 degrees; opposite directions count as one
 BLOCK = 2  # cells of a side of a block, in which contrast is normalized
-CLIP = 0.2  # of a normalized histogram, so that one strong edge does not hide the others (L2-Hys)
+CLIP = 0.2  # largest bin of a normalized histogram, so that one strong edge does not hide the others (L2-Hys)
 TINY = 1e-5
 
 
@@ -116,7 +116,7 @@ class Part:
 
 
 FINE, COARSE = 8, 16  # pixels of a side of a cell
-BINS = (16, 4, 4)  # of hue, saturation and value
+BINS = (16, 4, 4)  # for hue, saturation and value
 
 # that can be appended to the vectors of an encoder
 PARTS = {

@@ -354,7 +354,7 @@ class Encoder:
             query: Point or Box in pixels of the upright original; None: the whole image.
             target: another image in which to search for the query, or a list of up to 6; their maps share one scale.
             similarity: "dot" as in the paper, or "cosine".
-            head: of the last block's attention, from 0; None: the mean of all. Only for the row of [CLS].
+            head: number of a head of the last block, from 0; None: the mean of all. Only for the row of [CLS].
             threshold: keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
             max_side: maximum of the input's long side, in pixels; None: 1024. Less if the map would exceed 4096 cells,
                 as with patches of 8 above 512 x 512.

@@ -75,7 +75,7 @@ def extract_features(
 
     Args:
         paths: N files, tiles of files, or images in archives.
-        folder: of the cache files; default "features" in the cache folder.
+        folder: where the cache files are; default "features" in the cache folder.
         progress: called with (done, N), unless all features are cached.
 
     Raises:

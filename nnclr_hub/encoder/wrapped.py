@@ -114,7 +114,7 @@ def wrap_encoder(
         network: a module, which is put in evaluation mode, or a function: (B, 3, S, S) float32 -> (B, D).
         transform: a function: PIL RGB image -> (3, S, S) float; or a `Preprocessing`, with which networks that follow
             timm's interface (`forward_features`, `num_features`) also have feature maps and attention.
-        name: of the encoder, for people.
+        name: name of the encoder, for people.
         dim: D, the length of a vector.
         fingerprint: identity of the vectors; a collection refuses vectors of another one. Default: a hash of the
             weights and the input. A function has no weights to hash, so its name and dim are used: give a changed

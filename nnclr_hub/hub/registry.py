@@ -65,9 +65,9 @@ class ModelInfo:
     parameters: number of weights.
     input: its preprocessing.
     sha256: of its files by name; loading verifies them.
-    license: of the weights.
+    license: license of the weights.
     data: training data, and the terms of its images.
-    recipe: of the training.
+    recipe: name of the training recipe.
     metrics: results of `nnclr eval knn NAME --data DATA` on test splits, by knn20/DATA, with DATA of BENCHMARKS. The
         config.json of a folder has the results of its run, on validation splits if the data has one.
     limits: sentences for its card, on what it is not for.

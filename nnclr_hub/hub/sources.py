@@ -101,7 +101,7 @@ class Resolved:
 
     folder: a verified model folder; None for timm:NAME and random:ARCHITECTURE.
     architecture: timm's name.
-    seed: of random weights; None for trained weights.
+    seed: seed of random weights; None for trained weights.
     weights: name of the weights file in the folder.
     pins: the expected hashes, from a source outside the folder if there is one.
     own: the hashes in the folder's config.json.

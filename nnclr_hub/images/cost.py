@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from nnclr_hub.errors import ImageTooExpensive
 
-MAX_SCANS = 100  # of a JPEG; encoders write about 10
+MAX_SCANS = 100  # in a JPEG; encoders write about 10
 MAX_READ = 256_000_000  # bytes of a file that are examined
 _PARTS, _BYTES_PER_PART = 1000, 256  # a file may have 1000 segments, chunks or blocks, and one more per 256 bytes
 

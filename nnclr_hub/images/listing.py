@@ -66,7 +66,7 @@ COMPANIONS = frozenset(
     [".csv", ".tsv", ".json", ".jsonl", ".txt", ".md", ".xml", ".yaml", ".yml", ".html", ".log", ".db"]
 )
 SHOWN = 8  # suffixes in a warning
-MOST_SUFFIXES, OTHER_SUFFIXES = 50, "other suffixes"  # of files that are left out and counted
+MOST_SUFFIXES, OTHER_SUFFIXES = 50, "other suffixes"  # most suffixes of files that are left out and counted
 LABELS_FILE = "labels.csv"
 UNLABELED = ("unlabeled", "unlabelled")
 SPLITS = ("train", "val", "test", *UNLABELED)  # names of folders, see `find_splits`
@@ -494,7 +494,7 @@ def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
         try:
             about = files.info(root)
         except FileNotFoundError as error:
-            cause = error.__cause__  # of an https:// address, the server may be unreachable
+            cause = error.__cause__  # the server of an https:// address may be unreachable
             if cause is not None and not isinstance(cause, FileNotFoundError):
                 raise cause from error
             raise NoImages(f"{address} does not exist; {EXPECTED}.") from error
@@ -533,14 +533,14 @@ def _changed(about: dict[str, Any]) -> float:
 
 # ---- archives --------------------------------------------------------------------------------------------------------
 
-MOST_FILES = 100_000  # of an archive that someone sent
+MOST_FILES = 100_000  # in an archive that someone sent
 MOST_UNPACKED = 20_000_000_000  # bytes of all its files
-MOST_RATIO = 100  # of unpacked to packed bytes; photos have 1, uncompressed drawings up to 50
+MOST_RATIO = 100  # unpacked over packed bytes; photos have 1, uncompressed drawings up to 50
 RATIO_FROM = 50_000_000  # bytes below which the ratio is not checked
 MOST_TEXT = 1 << 16  # bytes of a text of a sample; longer ones are left out
 MOST_HEADER = 1 << 20  # bytes of a long name, or of other attributes of a member
 CHUNK = 1 << 20
-TEXTS = ("json", CLS, "txt")  # of a sample of WebDataset
+TEXTS = ("json", CLS, "txt")  # suffixes of the texts of a sample of WebDataset
 ZIP_ENTRY = b"PK\x01\x02"  # starts each entry of the directory of a zip
 ENCRYPTED = 0x1
 _BROKEN = (zipfile.BadZipFile, NotImplementedError, OSError, EOFError, ValueError, zlib.error)

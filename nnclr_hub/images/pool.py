@@ -99,7 +99,7 @@ class DecodingPool:
 
     Args:
         size: images decoded at once.
-        limits: of one image.
+        limits: limits on one image.
         on_killed: called with the reason when a process ended early: cpu, time or crash.
         wait_s: seconds that a caller waits for a process that is not busy; None: as long as it takes.
     """
@@ -127,7 +127,7 @@ class DecodingPool:
 
         Args:
             operation: a function of a module that does not import torch.
-            limits: of this call, instead of those of the pool.
+            limits: limits of this call, instead of those of the pool.
 
         Raises:
             ImageTooExpensive: the image exceeded a limit.
@@ -358,7 +358,7 @@ def decoding_processes(
 
     Args:
         size: images decoded at once; None: one per core.
-        limits: of one image; None: from the environment.
+        limits: limits on one image; None: from the environment.
         on_killed: see `DecodingPool`.
         images: number of images, if known; fewer than FEW are decoded here.
     """
@@ -422,7 +422,7 @@ def read_packed(source: Any) -> Any:
     """Return what is decoded of a source: the path of its file, the bytes of a packed image, or a tile as it is."""
     if isinstance(source, Source):
         return source if source.box is not None else source.file or read_bytes(source)
-    return source.read() if hasattr(source, "read") else source  # of the caller's own type
+    return source.read() if hasattr(source, "read") else source  # a type of the caller's own
 
 
 def _is_file(source: Any) -> bool:

@@ -22,7 +22,7 @@ from typing import NamedTuple
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 from nnclr_hub.remote_files import RemoteBytes, is_address
 
-MOST_BYTES = 1_000_000_000  # of one image, which is in memory as a whole
+MOST_BYTES = 1_000_000_000  # most bytes of one image, which is in memory as a whole
 ARCHIVES = (".tar", ".zip", ".parquet")
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 CLS = "cls"  # the kind of text that is a label
@@ -89,13 +89,13 @@ class Source:
     path: below the place, with slashes; of a tile, it ends in the box.
     size: bytes; 0 if unknown.
     mtime: modification time, in seconds since 1970.
-    offset: of its bytes in the archive, in a zip that of its heading, in a table its row; None for a separate file.
+    offset: where its bytes begin in a tar, or its heading in a zip; its row in a table; None for a separate file.
     zipped: packed size and CRC-32 of a file in a zip; None elsewhere, or if unknown.
-    key: of its sample in an archive, `__key__` of WebDataset; "" if it has none.
-    texts: of its sample.
+    key: key of its sample in an archive, `__key__` in WebDataset; "" if it has none.
+    texts: the texts of its sample.
     row_label: its label in a table; "" if it has none.
     folder: its label by the folders of its place, see `listing.labels_of`; "" if it has none.
-    box: of a tile: left, top, right and bottom in pixels of the upright image.
+    box: edges of a tile: left, top, right and bottom in pixels of the upright image.
     window: of a tile: for each channel the values of the whole page that become 0 and 255; None: 8-bit values, or the
         file's.
     """

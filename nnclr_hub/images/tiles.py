@@ -29,7 +29,7 @@ from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source, Window, file_key
 
 LEAST, MOST = 16, 4096  # pixels of a side
-MAX_TILES = 1_000_000  # of a file
+MAX_TILES = 1_000_000  # in a file
 BAND = 16_000_000  # values that are read at once to find black and white
 WINDOW_S = 3600.0  # CPU seconds to find black and white of a slide, all of which is read
 EMPTY = 6.0  # standard deviation of the gray values of an empty tile, of 255
@@ -39,8 +39,8 @@ EMPTY = 6.0  # standard deviation of the gray values of an empty tile, of 255
 class Tiling:
     """How large images are cut.
 
-    side: of a tile in pixels.
-    overlap: of neighboring tiles in pixels.
+    side: pixels of a tile's side.
+    overlap: pixels that neighboring tiles share.
     skip_empty: leave out tiles of background, whose gray values hardly differ.
     """
 

@@ -20,7 +20,7 @@ _ORIENTATION = 0x0112  # EXIF tag
 # raw mode of the high bytes: that of the low ones, as if the order of bytes were the other one
 _LOW = {";16B": ";16L", ";16L": ";16B", ";16N": ";16B" if sys.byteorder == "little" else ";16L"}
 _WHITE = 65535
-_COLORS = {"RGB": 3, "RGBA": 3, "RGBa": 3, "CMYK": 4}  # of a mode: the channels before alpha, if it has any
+_COLORS = {"RGB": 3, "RGBA": 3, "RGBa": 3, "CMYK": 4}  # channels of a mode before alpha, if it has any
 
 Rows = Callable[[slice], np.ndarray]  # -> (rows, W, C) uint16
 
@@ -42,7 +42,7 @@ def eight_bits(image: Image.Image, file: BinaryIO) -> Image.Image:
         file: from which it was opened.
     """
     rows, mode, (width, height) = _rows(image, file)
-    key = image.info.get("transparency")  # of a PNG in RGB: the color of transparent pixels
+    key = image.info.get("transparency")  # the color of transparent pixels, in a PNG in RGB
     key = key if isinstance(key, tuple) and mode == "RGB" else None
     parts = slice(0, _COLORS[mode]), slice(_COLORS[mode], None)
     step = max(1, STRIP // width)

@@ -22,13 +22,13 @@ import numpy as np
 
 SIDE = 48  # pixels of a small image
 COARSE, FINE = 12, 32  # cells per side in the two steps
-SCALES = (1.0, 0.9, 0.8, 0.7)  # of a window, per axis
+SCALES = (1.0, 0.9, 0.8, 0.7)  # sizes of a window over the image's, per axis
 STEP = 2.5  # pixels between windows
 ASPECT = 0.11  # largest difference of the two scales of a window
 SMALLEST = 0.6  # share of a side to which the fine step may shrink a window
 PROMISING = 0.8  # coarse correlation from which the fine step is tried
 WORTHWHILE = 0.3  # fine correlation at its start from which it is continued
-ROUNDS = 8  # of moves
+ROUNDS = 8  # most moves
 BLUR = 5  # cells of the mean that a high-pass filter subtracts
 FLAT = 1.0  # standard deviation of gray values below which an image has no details to compare
 CHUNK = 256  # images or pairs at a time
@@ -180,7 +180,7 @@ def _climb(
     Args:
         target: (P, FINE, FINE).
         images: (P, S, S), of which the windows are cut.
-        sizes: of a move, in half pixels.
+        sizes: lengths of a move, in half pixels.
         least: windows that correlate less at their start stay there.
     """
     target = _unit(target)

@@ -29,7 +29,7 @@ from nnclr_hub.store.vector_transform import Kind, VectorTransform
 CANDIDATES = 5  # neighbors of each row that are compared by pixels
 LEAST_ALIGNED = 0.88  # at this correlation of details, people see the same photo; see docs/results/inspect.md
 USUAL = 0.1  # share of random pairs below the score whose distance from the median is that of usual high scores
-ROUNDS = 5  # of grouping again with another threshold, or with representatives of groups
+ROUNDS = 5  # most repetitions of the grouping, with another threshold or with representatives of groups
 RANDOM_PAIRS, RANDOM_ALIGNED = 200_000, 1_000
 LEAST = 10  # different images of which random pairs say something
 EXPECTED = 0.1  # pairs of different images in the whole collection that may reach the threshold by chance
@@ -179,7 +179,7 @@ def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tup
 
     Args:
         rows: (N, D) float32, unit rows of a sample.
-        count: of the images that the sample represents.
+        count: number of images that the sample represents.
     """
     alike, sampled = ALIKE, len(range(0, len(rows), -(-len(rows) // SAMPLE)))
     while True:
@@ -274,7 +274,7 @@ class Leak:
 
     items: positions, sorted.
     parts: the part of each.
-    score: of the group of duplicates; 1 for equal pixels.
+    score: score of the group of duplicates; 1 for equal pixels.
     """
 
     items: tuple[int, ...]

@@ -59,7 +59,7 @@ def image_facts(gray: np.ndarray, width: int, height: int) -> ImageFacts:
 
     Args:
         gray: (H, W) uint8, the image scaled down to at most 256 pixels per side.
-        width, height: of the original.
+        width, height: size of the original in pixels.
     """
     pixels = gray.astype(np.float32)
     sharpness = 0.0

@@ -17,7 +17,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest
 
 TEMPERATURES = np.geomspace(0.4, 2.5, 19)
-ROUNDS = 100  # of expectation maximization
+ROUNDS = 100  # most steps of expectation maximization
 START = 0.05  # share of wrong labels
 LEAST = 1e-12  # probability
 CERTAIN = 0.9  # probability of another class
@@ -100,7 +100,7 @@ class Overlap:
     """Two classes that are taken for each other.
 
     first, second: class numbers, the lower first.
-    share: of the rows of both classes that are predicted as the other one, in [0, 1].
+    share: share of the rows of both classes that are predicted as the other one, in [0, 1].
     confused: their number.
     """
 

@@ -71,7 +71,7 @@ def chance_level(scores: np.ndarray, pairs: float, expected: float = 1.0) -> flo
     distances = np.sort(np.maximum(1 - np.asarray(scores, np.float64), TINY))
     size = min(max(LEAST, round(len(distances) * TAIL)), len(distances) - 1)
     edge = distances[size]
-    logs = np.log(edge / distances[:size])  # of an exponential distribution, the largest first
+    logs = np.log(edge / distances[:size])  # they follow an exponential distribution, the largest first
     # the closest tenth may be true duplicates, which are not chance: only their number counts (a censored sample)
     censored = size // 10
     exponent = float((logs[censored:].sum() + censored * logs[censored]) / (size - censored))

@@ -116,7 +116,7 @@ def _tsne(rows: np.ndarray, start: np.ndarray, progress: Callable[[int, int], No
     k = 3 * PERPLEXITY
     jobs = -1 if len(rows) > PARALLEL else 1
     cosines, places = nearest(rows, k)
-    distances = np.sqrt(np.maximum(2 - 2 * cosines, 0))  # of unit rows
+    distances = np.sqrt(np.maximum(2 - 2 * cosines, 0))  # valid for unit rows
     graph = affinity.PerplexityBasedNN(
         knn_index=PrecomputedNeighbors(places, distances), perplexity=PERPLEXITY, n_jobs=jobs
     )

@@ -90,7 +90,7 @@ def neighbor(learner: Learner, batch: Batch) -> Targets:
     assert learner.support_set is not None
     views = len(batch.own)
     ids, labels = (None if one is None else one.repeat(views) for one in (batch.ids, batch.labels))
-    # of all views in one product, which reads Q once
+    # all views in one product, which reads Q once
     found = learner.support_set.lookup(torch.cat(list(batch.own)), ids, labels).split(views)
     of = [_mixed(learner, z, nn, batch.neighbor_share) for z, nn in zip(batch.own, found, strict=True)]
     count = _count(len(batch.own[0]), batch.neighbor_share, batch.own[0].device)
@@ -291,7 +291,7 @@ class Learner(nn.Module):
         support_set: required by methods whose targets or negatives come from Q, rejected by the others.
         objective: replaces the method's, for targets of shape (B, D) and no negatives from Q.
         temperature: tau of the InfoNCE loss.
-        target_temperature: of a distribution over Q, see `relation_loss`, and of an assignment, see `sinkhorn`.
+        target_temperature: temperature of a distribution over Q (see `relation_loss`) or an assignment (see `sinkhorn`).
         transposed_term: see `info_nce`; not for negatives from Q.
         mean_of: k of a target that is a mean of neighbors; the target's own embedding is the first of them.
         sigreg_weight: lambda of `lejepa_loss`.

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-LastNorm = Literal["affine", "plain", "none"]  # of a projection head
+LastNorm = Literal["affine", "plain", "none"]  # the last batch norm of a projection head
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ def soft_nearest(z: Tensor, queue: Tensor, temperature: float, mask: Mask | None
     Args:
         z: (B, D) float32 unit rows.
         queue: (M, D) float32 unit rows.
-        temperature: of the softmax; towards 0 the result becomes the nearest row.
+        temperature: temperature of the softmax; towards 0 the result becomes the nearest row.
         mask: pairs to exclude.
 
     Returns:

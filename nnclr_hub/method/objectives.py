@@ -180,7 +180,7 @@ def relation_loss(
         targets: (B, D) float, of the momentum encoder; constant. Need not be normalized.
         predictions: (B, D) float of another view, or (V, B, D) of V of them. Need not be normalized.
         queue: (M, D) float unit rows, Q.
-        temperature: of the prediction, above 0.
+        temperature: temperature of the prediction, above 0.
         target_temperature: of s, above 0 and at most `temperature`; a smaller value makes targets sharper than
             predictions.
         weight: share of the positive, 0 to 1.
@@ -246,7 +246,7 @@ def sinkhorn(scores: Tensor, epsilon: float = 0.05, iterations: int = 3, gather:
     Args:
         scores: (B, K) float, cosines with the prototypes.
         epsilon: weight of the entropy; a smaller one gives harder assignments.
-        iterations: of the Sinkhorn-Knopp algorithm. Each scales the columns, then the rows.
+        iterations: steps of the Sinkhorn-Knopp algorithm. Each scales the columns, then the rows.
         gather: collects the batch over the ranks of a distributed run.
 
     Returns:
@@ -273,7 +273,7 @@ def swapped_prediction(codes: Tensor, scores: Tensor, temperature: float = 0.1) 
     Args:
         codes: (B, K) float32, rows that sum to 1; see `sinkhorn`.
         scores: (B, K) float of another view, or (V, B, K) of V of them.
-        temperature: of the softmax, above 0.
+        temperature: temperature of the softmax, above 0.
 
     Returns:
         The mean over batch and views, a float32 scalar.

@@ -44,9 +44,9 @@ class SupportSet(nn.Module):
         pick: "nearest"; "soft", a mean of all rows weighted by similarity; or "oracle", the nearest row of the query's
             class, or the nearest of all if the queue has no row of that class.
         k: sample the neighbor from the k nearest.
-        soft_temperature: of the softmax over Q.
+        soft_temperature: temperature of the softmax over Q.
         replacement: which rows a batch overwrites: "fifo" the oldest, "random" any.
-        seed: of the random initial rows and of random replacement.
+        seed: seed of the random initial rows and of random replacement.
         same, not_same: (N, C) int64, metadata of the samples 0 to N - 1, -1 where unknown. A neighbor has the same
             values in all columns of `same`, and other values in all columns of `not_same`; unknown values fit nothing.
             A query without such a row gets similarity -inf, and its own view is the target. They need `ids`, and are

@@ -1,7 +1,7 @@
 """Cross-validation: predictions for every row by classifiers that have not seen it.
 
     found = out_of_fold(features, labels)           # found.probabilities: (N, C)
-    confidence_interval(found.right)                # of the accuracy; see `probe.uncertainty`
+    confidence_interval(found.right)                # interval of the accuracy; see `probe.uncertainty`
 
 Each row is predicted once, by a classifier fitted on the other folds. Folds are stratified by class.
 """

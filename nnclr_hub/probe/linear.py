@@ -66,7 +66,7 @@ def fit_linear_probe(
         reject_far: share of rows of these classes that may be taken for none of them, above 0 and below 1. Rows that
             are farther from the rows of the fit than that share are predicted as none. None: no row is.
         device: "cpu" or "cuda"; default the CPU.
-        tolerance: of the gradient at which the final fit stops.
+        tolerance: gradient at which the final fit stops.
         progress: called with (done, total), counted in penalties and the final fit.
 
     Raises:

@@ -108,7 +108,7 @@ class LinearProbe:
     l2: penalty of the fit.
     temperature: divides the logits; fitted on held-out rows, so that probabilities are calibrated.
     threshold: minimum probability of a prediction.
-    fingerprint: of the encoder whose features it takes; "" if unknown.
+    fingerprint: fingerprint of the encoder whose features it takes; "" if unknown.
     several: whether a row may have more than one label.
     model: source of that encoder; "" if unknown.
     region: where the rows of the fit are; rows outside belong to none of the classes. None: all rows belong to one.
@@ -151,7 +151,7 @@ class LinearProbe:
 
         Args:
             features: (Q, D) float.
-            fingerprint: of the encoder that they come from; "" is not checked.
+            fingerprint: fingerprint of the encoder that they come from; "" is not checked.
 
         Raises:
             InvalidRequest: rows of another length, or NaN or infinity.

@@ -180,7 +180,7 @@ class Solver:
         """Return parameters (C, D + 1) for raw rows, the last column the biases.
 
         Args:
-            tolerance: of the gradient in the scaled coordinates, and of the change of the loss.
+            tolerance: largest gradient in the scaled coordinates, and change of the loss, at which it stops.
         """
         least = torch.finfo().eps * float(self._curvature.max())  # without a penalty, axes of no variance have none
         curvature = (self._curvature + max(l2, least)).clamp(min=torch.finfo().tiny)

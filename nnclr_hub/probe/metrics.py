@@ -115,7 +115,7 @@ def retrieval(
         query_labels: (Q,) int.
         gallery: (N, D) float, or None.
         gallery_labels: (N,) int, or None.
-        ks: of the recalls.
+        ks: numbers of neighbors, one for each recall.
 
     Raises:
         InvalidRequest: no query has a relevant image in the gallery, or NaN or infinity.
@@ -182,7 +182,7 @@ Label = str | int
 class Labeling:
     """Labels for one row.
 
-    label: of the most probable class; None below the threshold. For a multi-label probe, a tuple of all labels.
+    label: label of the most probable class; None below the threshold. For a multi-label probe, a tuple of all labels.
     top: the most probable classes with their probabilities, the best first.
     """
 

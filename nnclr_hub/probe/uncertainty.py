@@ -39,7 +39,7 @@ def confidence_interval(each: np.ndarray, *, seed: int = 0) -> tuple[float, floa
 
     Args:
         each: (N,) float; for accuracy 0 or 1.
-        seed: of the resampling.
+        seed: seed of the resampling.
     """
     low, high = np.quantile(_bootstrap_means(_values(each), seed), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     return float(low), float(high)
@@ -53,7 +53,7 @@ def paired_difference(first: np.ndarray, second: np.ndarray, *, seed: int = 0) -
 
     Args:
         first, second: (N,) float, one value per image.
-        seed: of the resampling.
+        seed: seed of the resampling.
     """
     first, second = _values(first), _values(second)
     if len(first) != len(second):

@@ -39,7 +39,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
     """Return the text of the card, with front matter and seal.
 
     Args:
-        name: of the model; its folder's.
+        name: name of the model, which is that of its folder.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
             "commands" {name: command} of them, "splits" {set: where its metrics are from}, "verdict" with its
             "sentence" in words, "measured_at_step" next to the weights' "step", "license" of the weights and
@@ -109,7 +109,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         repository=repository,
         revision=revision,
         ours_alone=config.architecture.startswith("nnclr_"),
-        entries=[(name, False)] if name in MODELS else [(entry, True) for entry in same],  # of torch.hub
+        entries=[(name, False)] if name in MODELS else [(entry, True) for entry in same],  # names in torch.hub
         steps=preprocessing.steps,
         side=math.floor(size / preprocessing.crop_pct),
         scores=scores,
@@ -135,7 +135,7 @@ def _template() -> jinja2.Template:
 def _measured_at(about: Mapping[str, Any]) -> str:
     steps = about.get("steps")
     if "measured_at_step" not in about and about.get("step", steps) != steps:
-        return "a step that is not recorded"  # of a stopped run without its log
+        return "a step that is not recorded"  # the run was stopped, and its log is missing
     at = about.get("measured_at_step", steps)
     return "its last step" if at == steps else f"step {at}"
 

@@ -86,7 +86,7 @@ def convert_checkpoint(
         architecture: the timm name, if the weights do not determine it.
         model_args: arguments of the architecture, such as {"num_heads": 12}.
         input_size: side of the input in pixels; default: that of the architecture.
-        license: of the weights, for the card.
+        license: license of the weights, for the card.
         data: the training images and their terms, for the card.
         graph: see `export_model`.
 
@@ -240,7 +240,7 @@ def _unwrapped(state: State, origin: str) -> State:
 class Layout(NamedTuple):
     """The layout of a project.
 
-    name: of the project.
+    name: name of the project.
     matches: returns whether a checkpoint has this layout.
     branches: name -> (container or None for the main one, prefix); the first is the default.
     heads: parts under the same prefix as the backbone that do not belong to it, besides CLASSIFIERS.

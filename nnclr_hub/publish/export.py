@@ -63,7 +63,7 @@ DTYPES = ("fp32", "fp16")
 LIMITING = ("data_terms", "parents")  # keys of the record that limit the license
 STAGING = ".export-"  # where files are written before they are moved into place
 GRAPH_NEEDS = ("onnx", "onnxscript", "onnxruntime")  # a GPU machine may lack them
-LOWEST_COSINE = 0.9999  # of an exported network's vectors with torch's
+LOWEST_COSINE = 0.9999  # of vectors with torch's, else the export is refused
 PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
 
 
@@ -258,13 +258,13 @@ def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Te
     config.json do not match, so the mixed folder is refused.
 
     Args:
-        tensors: of each file; one without tensors is not written.
+        tensors: the tensors of each file; a file without tensors is not written.
     """
     from safetensors.torch import save
 
     # build the network that config.json describes, so that a folder which cannot be loaded is not written
     network = backbone_with_weights(config.architecture, tensors[WEIGHTS], "this encoder", model_args=config.model_args)
-    block = {name: value for name, value in config.nnclr.items() if name != "graph"}  # of the source
+    block = {name: value for name, value in config.nnclr.items() if name != "graph"}  # "graph" describes the source
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left_over in folder.glob(f"{STAGING}*"):
@@ -318,7 +318,7 @@ def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Te
 class ONNXFile:
     """An exported file.
 
-    path: of the file.
+    path: path of the file.
     cosine: the lowest cosine of its vectors with torch's, on synthetic images in batches of two sizes; None if ONNX
         Runtime is not installed, because nothing was compared.
     """

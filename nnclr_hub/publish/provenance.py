@@ -88,8 +88,9 @@ def check_license(license: str, about: Mapping[str, Any], before: Mapping[str, A
     """Refuse a license that allows more than a parent or the training images do, or may do so.
 
     Args:
-        license: of the weights, such as apache-2.0. One that is not recognized is refused if a parent or the images are
-            for restricted use. Any is refused if a parent's license is not recognized, unless the two are equal.
+        license: license of the weights, such as apache-2.0. One that is not recognized is refused if a parent or the
+            images are for restricted use. Any is refused if a parent's license is not recognized, unless the two are
+            equal.
         about: the record with "parents" and "data_terms". Terms of images that are not recognized allow every license,
             because people describe their own images in free words, such as "our photos".
         before: the record of the weights until now, with the "license" that they have, if one is stated.

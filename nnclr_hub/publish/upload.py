@@ -45,7 +45,7 @@ class Published:
 
     repository: ORGANIZATION/NAME.
     commit: that contains the model; None for a dry run that would make one.
-    tag: of the commit.
+    tag: tag of the commit.
     pull_request: number of the pull request that was opened.
     created: whether the repository is new.
     tagged: whether the tag is new.
@@ -150,7 +150,7 @@ def push_to_hub(
     Heads and results are not, since the weights may have changed: publish the folder for these.
 
     Args:
-        license: of the weights, for the card; None: that of the model folder or of timm.
+        license: license of the weights, for the card; None: that of the model folder or of timm.
         data: the training images and their terms, for the card; None: those of the model folder.
         private, tag, pr, token: see `publish_model`.
         force_license: see `export_run`.

@@ -101,7 +101,7 @@ class AttentionResponse(BaseModel):
 
 router = Router(prefix="/api/v1", tags=["attention"])
 AT_ONCE = 3  # one is decoded, one is on the device, one is rendered; each holds all its images in memory
-MAX_RENDERED_PIXELS = MAX_PIXELS  # of all PNGs in one JSON response
+MAX_RENDERED_PIXELS = MAX_PIXELS  # in all PNGs of one JSON response
 _ERRORS = "unknown_model model_error collection_not_found fingerprint_mismatch missing_dependency"
 _FIELDS = {"image": "one", "target": "many", "query": "JSON with the other fields"}
 

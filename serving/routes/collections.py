@@ -48,9 +48,9 @@ from .schemas import (
 )
 
 MAX_WAIT = 30.0  # seconds; clients and proxies close connections that are silent for a minute
-WAIT_SHARE = 0.8  # of the deadline of a request
+WAIT_SHARE = 0.8  # share of a request's deadline
 POLL_SECONDS = 0.1
-POLLS_PER_SECOND = 200  # of all waiting clients together: more clients wait longer between their polls
+POLLS_PER_SECOND = 200  # by all waiting clients together: more clients wait longer between their polls
 MAX_COPIED = 1000  # items with their vectors and thumbnails, in memory
 
 

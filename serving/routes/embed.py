@@ -247,7 +247,7 @@ async def _embed_listed(
 
     Args:
         texts: data URIs, base64 or web addresses.
-        field: of the body, for errors.
+        field: field of the body, for errors.
         dimensions: what the client expects; None: anything.
 
     Raises:

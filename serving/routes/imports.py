@@ -174,7 +174,7 @@ class PartialFile:
     """The file of an upload, which grows.
 
     Args:
-        ticket: of the upload.
+        ticket: ticket of the upload.
         offset: where to continue; what is behind it is replaced.
         most: bytes of the whole file.
     """

@@ -71,7 +71,7 @@ MAX_IDS = 10_000
 MAX_WRITTEN = 100_000  # items of a write by a filter or a table, which keeps others waiting
 MAX_THUMBNAILS = 64  # in one response, of at most 2 MB
 CSV = "text/csv"
-MAX_COLUMNS = 64  # of a table, in one request
+MAX_COLUMNS = 64  # most columns of a table in one request
 SHOWN = 10  # rows without an item in an answer
 
 router = Router(prefix="/api/v1/collections/{name}", tags=["items"])

@@ -196,7 +196,7 @@ def abandon_reembed(name: str, here: Here) -> None:
 class Start:
     """How a route starts a task; the default suits most.
 
-    id: of the operation; generated clients are named after it. None: of the name of the task.
+    id: id of the operation, after which generated clients are named; None: made from the name of the task.
     errors: codes in addition to those of a collection, a filter and a write.
     about: description of the route; "": that of the task's function.
     body: schema of the body; None: of the task's request.

@@ -200,7 +200,7 @@ def schema_of(kind: type, base: type[BaseModel] = Strict, /, **given: Any) -> An
         found = limited(found, one.metadata.get("limits"))
         about: dict[str, Any] = {"description": one.metadata.get("doc") or described_as.get(one.name)}
         if one.name in TYPES and not one.metadata.get("doc"):
-            del about["description"]  # that of the type
+            del about["description"]  # the type describes itself, not the field
         if one.default_factory is not MISSING:
             made[one.name] = (found, Field(default_factory=one.default_factory, **about))
         else:

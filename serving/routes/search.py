@@ -200,7 +200,7 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
 class _Search:
     """The queries of one request on their way from JSON to matches.
 
-    all_images: of all queries.
+    all_images: images of all queries.
     """
 
     def __init__(self, here: Parts, name: str, requests: Sequence[SearchRequest], fetched: Fetched) -> None:
@@ -229,7 +229,7 @@ class _Search:
         """Return the matches of each query, or its error; None if the collection is bound to another model.
 
         Args:
-            vectors: of all images, made by this model.
+            vectors: vectors of all images, made by this model.
         """
         collection = self._here.workbench.store.get(self._name)
         if model is not None and model.fingerprint != collection.spec.fingerprint and self.model() is not model:

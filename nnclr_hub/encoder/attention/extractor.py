@@ -86,7 +86,7 @@ class NetworkTraits:
     first: down and across, center of cell 0 in pixels of the input.
     stride: down and across, from one center to the next.
     class_token: whether it has a [CLS] token.
-    heads: of the last block's attention; None if its attention class is unknown.
+    heads: number of heads of the last block; None if its attention class is unknown.
     attention_class: class name of the last block's attention.
     """
 

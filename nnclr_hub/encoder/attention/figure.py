@@ -52,8 +52,8 @@ def query_figure(
     Args:
         image: the upright original with the query.
         query: None: the whole image.
-        maps: of one call.
-        names: of the image, and then of each map.
+        maps: the maps of one call.
+        names: titles of the image, and then of each map.
     """
     first = Cell(image, names[0], query=query)
     return draw([[first, *(Cell(one.overlay(opacity), name) for one, name in zip(maps, names[1:], strict=True))]])

@@ -14,7 +14,7 @@ from nnclr_hub.errors import InvalidRequest
 
 SIMILARITIES = ("dot", "cosine")
 MAX_TARGETS = 6
-MAX_SIDE = 1024  # of the network's input, in pixels
+MAX_SIDE = 1024  # longest side of the network's input, in pixels
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class AttentionSettings:
 
     query: a point or a box; None: the whole image.
     similarity: "dot" as in the paper, or "cosine", which normalizes both vectors.
-    head: of the last block's attention, from 0; None: the mean of all heads. Only for the row of [CLS].
+    head: number of a head of the last block, from 0; None: the mean of all heads. Only for the row of [CLS].
     threshold: in (0, 1]; keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
     max_side: maximum side of the network's input, in pixels; see `geometry.input_size`. None: 1024.
     center_prior: for the whole image without targets, head and threshold. The overlay shows the map times a Gaussian

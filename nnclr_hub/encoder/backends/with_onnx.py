@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # a saved graph runs without torch
     from nnclr_hub.encoder.backends.with_torch import Network
 
 FLOAT = 1  # onnx.TensorProto.FLOAT
-PREFIX = "network.backbone."  # of the names of weights in the graph
+PREFIX = "network.backbone."  # before the names of weights in the graph
 INPUT, FEATURES, EMBEDDING = "pixels", "features", "embedding"
 OPSET = 18
 
@@ -44,7 +44,7 @@ def onnx_graph(network: Network, weights: Path) -> bytes:
     """Export the model of `onnx_bytes` whose weights are byte ranges of a safetensors file in the same folder.
 
     Args:
-        network: of which the file has the weights.
+        network: network whose weights the file has.
         weights: the file, in fp32 or fp16.
 
     Raises:

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 
 from nnclr_hub.images.readers.stack import Box, ImageStack, load
 
-_MARKS = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"FOVb")  # of RAF, ORF, RW2 and X3F
+_MARKS = (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"MMOR", b"IIU\0", b"FOVb")  # first bytes of RAF, ORF, RW2 and X3F
 _ORIENTATION = 0x0112  # EXIF tag
 _TURNS = {  # LibRaw's flip -> how to turn the preview upright
     3: Image.Transpose.ROTATE_180,

@@ -18,7 +18,7 @@ from nnclr_hub.images.color import LOST, to_8_bits
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.images.source import Box
 
-MAX_BYTES = 1_000_000_000  # of the selected channels of one page, before they become 8 bits
+MAX_BYTES = 1_000_000_000  # most bytes of the selected channels of one page, before they become 8 bits
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ImageStack:
 
     pages, channels: their numbers.
     size: width and height in pixels.
-    dtype: of the values.
+    dtype: type of the values.
     read: (page, channels, box) -> (h, w, C) of dtype; the box is inside the page, None: the whole page.
     window: the values that become black and white, if the file names them: numbers, or one for each channel.
     regions: whether `read` needs no more memory for a box than for its pixels and a few blocks of the file.

@@ -72,7 +72,7 @@ def has_more_channels(tags: Mapping[int, Any]) -> bool:
     samples, bits, kind = (_first(tags.get(tag, 1)) for tag in (_SAMPLES, _BITS, _SAMPLE_FORMAT))
     if not isinstance(samples, int) or samples > 4 or (kind == _SIGNED and bits == 8):  # Pillow reads -1 as 255
         return True
-    if samples > 1 and bits == 16 and tags.get(_PLANES) == 2:  # of which Pillow reads bytes
+    if samples > 1 and bits == 16 and tags.get(_PLANES) == 2:  # Pillow would read bytes
         return True
     extra = tags.get(_EXTRA_SAMPLES, ())
     if _UNSPECIFIED in (extra if isinstance(extra, tuple) else (extra,)):
