@@ -291,7 +291,7 @@ class Learner(nn.Module):
         support_set: required by methods whose targets or negatives come from Q, rejected by the others.
         objective: replaces the method's, for targets of shape (B, D) and no negatives from Q.
         temperature: tau of the InfoNCE loss.
-        target_temperature: temperature of a distribution over Q (see `relation_loss`) or an assignment (see `sinkhorn`).
+        target_temperature: for a distribution over Q, see `relation_loss`, and for an assignment, see `sinkhorn`.
         transposed_term: see `info_nce`; not for negatives from Q.
         mean_of: k of a target that is a mean of neighbors; the target's own embedding is the first of them.
         sigreg_weight: lambda of `lejepa_loss`.
