@@ -45,6 +45,7 @@ _PHOTOMETRIC = 262  # tag of TIFF
 # EXIF orientations that move the last column (row) of the upright image to its start
 _TURNED = ((2, 3, 6, 7), (3, 4, 7, 8))
 _SWAPPED = range(5, 9)  # those that swap width and height
+_PNG = b"\x89PNG\r\n\x1a\n"
 _HEIF = re.compile(rb"....ftyp(hei[cxms]|hev[cxms]|mif1|msf1)", re.DOTALL)
 _JPEG2000_SIZES = b"\xff\x4f\xff\x51"  # the two markers before the image sizes
 
@@ -117,7 +118,7 @@ def decode_scaled(
         return _full_size(_read_tile(source, reading, bands), bands)
     if isinstance(source, ChannelImage | Image.Image):
         with image_errors():
-            return _full_size(source if isinstance(source, ChannelImage) else _upright_rgb(source), bands)
+            return _full_size(source if isinstance(source, ChannelImage) else _upright_rgb(_narrow(source)), bands)
     with open_source(source) as file, image_errors():
         checked = check_cost(file)
         image, reader = _identified(checked, str(getattr(file, "name", "")), reading)
@@ -125,6 +126,8 @@ def decode_scaled(
             with opened(reader, checked) as stack:
                 return _full_size(read_selected(stack, reading, bands, check_size), bands)
         assert image is not None
+        if image.format == "ICO":
+            image, checked = _largest_icon(image, checked)
         with image:
             check_size(image.width, image.height)
             if is_wide(image):
@@ -138,6 +141,27 @@ def decode_scaled(
                 return _full_size(_upright_rgb(image), bands)
             scaled = _scaled(image, factor)
             return replace(scaled, image=with_bands(scaled.image, bands))
+
+
+def _narrow(image: Image.Image) -> Image.Image:
+    """Return an image of a caller in 8 bits: of one that is opened and not yet loaded, all bits can still be read."""
+    if not is_wide(image):
+        return image
+    check_size(image.width, image.height)
+    file = image.fp  # type: ignore[attr-defined]
+    position = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(position)  # Pillow continues there
+    return eight_bits(image, io.BytesIO(data))
+
+
+def _largest_icon(image: Image.Image, file: BinaryIO) -> tuple[Image.Image, BinaryIO]:
+    """Return the PNG of the largest image of an ICO file, and its bytes; the arguments if it has none."""
+    entry = image.ico.entry[0]  # type: ignore[attr-defined]
+    file.seek(entry.offset)
+    data = io.BytesIO(file.read(entry.size))
+    return (Image.open(data, formats=["PNG"]), data) if data.getvalue().startswith(_PNG) else (image, file)
 
 
 def image_size(source: DecodableImage, reading: ImageReading = PLAIN) -> tuple[int, int]:

@@ -1,12 +1,14 @@
 """Images of 16 bits per channel that Pillow opens in a mode of 8 bits, with the high byte of each value.
 
 Pillow decodes such a file a second time for the low bytes. So all values are known, and are scaled as those of other
-16-bit images. Strips of rows keep the memory low.
+16-bit images. Strips of rows keep the memory low. The numbers of plain PPM are read here. JPEG 2000 of more than 8 bits
+is read by imagecodecs: Pillow rounds white up to 256, and stores that as 0.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -14,12 +16,16 @@ from typing import Any, BinaryIO
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.errors import UnsupportedImage
 from nnclr_hub.images.color import LOST, STRIP, black_and_white, scaled
+from nnclr_hub.images.readers.stack import load
 
 _ORIENTATION = 0x0112  # EXIF tag
 # raw mode of the high bytes: that of the low ones, as if the order of bytes were the other one
 _LOW = {";16B": ";16L", ";16L": ";16B", ";16N": ";16B" if sys.byteorder == "little" else ";16L"}
 _WHITE = 65535
+_CODESTREAM = b"\xff\x4f\xff\x51"  # markers of JPEG 2000 before the sizes
+_YCBCR = b"colr\x01\0\0\0\0\0\x12"  # the color space sYCC in JPEG 2000
 _COLORS = {"RGB": 3, "RGBA": 3, "RGBa": 3, "CMYK": 4}  # channels of a mode before alpha, if it has any
 
 Rows = Callable[[slice], np.ndarray]  # -> (rows, W, C) uint16
@@ -27,11 +33,14 @@ Rows = Callable[[slice], np.ndarray]  # -> (rows, W, C) uint16
 
 def is_wide(image: Image.Image) -> bool:
     """Return whether an image that is opened and not yet loaded has 16 bits per channel in a mode of 8 bits."""
-    if image.mode not in ("RGB", "RGBA", "CMYK"):
+    if not getattr(image, "tile", None):
         return False
-    tile: Any = image.tile[0] if getattr(image, "tile", None) else None  # type: ignore[attr-defined]
-    binary = image.format == "PPM" and tile is not None and tile.codec_name == "ppm" and tile.args[1] == _WHITE
-    return binary or _raw_mode(image)[-4:] in _LOW
+    if image.format == "JPEG2000":
+        return image.mode in ("L", "LA", *_COLORS) and max(_depths(image.fp)) > 8  # type: ignore[attr-defined]
+    if image.mode not in _COLORS:
+        return False
+    arguments = image.tile[0].args  # type: ignore[attr-defined]
+    return (image.format == "PPM" and arguments[1] == _WHITE) or _raw_mode(image)[-4:] in _LOW
 
 
 def eight_bits(image: Image.Image, file: BinaryIO) -> Image.Image:
@@ -72,13 +81,19 @@ def eight_bits(image: Image.Image, file: BinaryIO) -> Image.Image:
 
 def _rows(image: Image.Image, file: BinaryIO) -> tuple[Rows, str, tuple[int, int]]:
     """Return a function that reads rows, the mode of the image in 8 bits, and its size."""
+    if image.format == "JPEG2000":
+        return _jpeg2000_rows(image, file)
     if image.format == "PPM":
         file.seek(image.tile[0].offset)  # type: ignore[attr-defined]
         width, height = image.size
-        data = file.read(width * height * 6)
-        if len(data) < width * height * 6:
+        if image.tile[0].codec_name == "ppm_plain":  # type: ignore[attr-defined]
+            values = np.fromstring(re.sub(rb"#[^\r\n]*", b"", file.read()), np.uint16, sep=" ")  # type: ignore[arg-type]
+        else:
+            data = file.read(width * height * 6)
+            values = np.frombuffer(data, ">u2", len(data) // 2)
+        if len(values) < width * height * 3:
             raise OSError("image file is truncated")
-        return np.frombuffer(data, ">u2").reshape(height, width, 3).__getitem__, "RGB", image.size
+        return values[: width * height * 3].reshape(height, width, 3).__getitem__, "RGB", image.size
     raw = _raw_mode(image)
     if raw == "LA;16B":  # both bytes of gray and alpha, read as four channels
         both = _loaded(image, file, lambda mode: "RGBA")
@@ -93,6 +108,43 @@ def _rows(image: Image.Image, file: BinaryIO) -> tuple[Rows, str, tuple[int, int
     low = _loaded(image, file, lambda mode: mode.replace("RGBa", "RGBA")[:-4] + _LOW[mode[-4:]])
     mode = "RGBa" if raw.startswith("RGBa") else image.mode
     return lambda part: _joined(_crop(high, part), _crop(low, part)), mode, high.size
+
+
+def _jpeg2000_rows(image: Image.Image, file: BinaryIO) -> tuple[Rows, str, tuple[int, int]]:
+    if _YCBCR in _jpeg2000_head(file):
+        raise UnsupportedImage("JPEG 2000 of more than 8 bits in YCbCr is not supported; save it as RGB.")
+    try:
+        imagecodecs = load("imagecodecs")
+    except ImportError as error:
+        raise UnsupportedImage(
+            "JPEG 2000 of more than 8 bits needs the package imagecodecs; pip install 'nnclr_hub[formats]'."
+        ) from error
+    file.seek(0)
+    values = np.atleast_3d(imagecodecs.jpeg2k_decode(file.read()))  # (H, W, C)
+    depths = np.array(_depths(file))
+    zero = -(2 ** (depths - 1)) if values.dtype.kind == "i" else 0
+    order = {"L": [0, 0, 0], "LA": [0, 0, 0, 1]}.get(image.mode, range(len(depths)))
+
+    def rows(part: slice) -> np.ndarray:
+        # as Pillow does for gray: values of 12 bits that fill 8 become those of 16 bits that fill 12
+        return np.rint((values[part] - zero) * (_WHITE / (2.0**depths - 1))).astype(np.uint16)[..., list(order)]
+
+    return rows, {"L": "RGB", "LA": "RGBA"}.get(image.mode, image.mode), image.size
+
+
+def _depths(file: BinaryIO) -> list[int]:
+    """Return the bits of each component of a JPEG 2000 file."""
+    sizes = _jpeg2000_head(file).rpartition(_CODESTREAM)[2]
+    return [(bits & 127) + 1 for bits in sizes[38 : 38 + 3 * int.from_bytes(sizes[36:38], "big") : 3]] or [8]
+
+
+def _jpeg2000_head(file: BinaryIO) -> bytes:
+    """Return a file up to the sizes of its first codestream, and keep the position."""
+    position = file.tell()
+    file.seek(0)
+    data = file.read()
+    file.seek(position)
+    return data[: data.find(_CODESTREAM) + 100]
 
 
 def _joined(high: np.ndarray, low: np.ndarray) -> np.ndarray:

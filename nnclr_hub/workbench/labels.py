@@ -88,9 +88,18 @@ def label_of(value: Any, where: str) -> tuple[Label, ...] | None:
 
 
 def label_text(metadata: Mapping[str, Any], field: str) -> str | None:
-    """Return the value of a field as the name of a class; None: it has no label."""
+    """Return the label of a field as the name of a class; None: it has none, several, or an object.
+
+    Equal labels have equal names: true is "true", and 3 and 3.0 are "3".
+    """
     value = value_of(metadata, field, None)
-    return None if is_missing(value) else str(value)
+    if isinstance(value, float) and not value.is_integer():
+        return None if is_missing(value) else str(value)
+    try:
+        labels = label_of(value, field) or ()
+    except InvalidRequest:
+        return None
+    return str(labels[0]) if len(labels) == 1 else None
 
 
 def require_field(collection: Collection, field: str, where: Where | None) -> int:

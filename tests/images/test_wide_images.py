@@ -44,14 +44,33 @@ def ppm(values: np.ndarray) -> bytes:
     return b"P6\n%d %d\n65535\n" % values.shape[1::-1] + values[..., :3].astype(">u2").tobytes()
 
 
+def plain_ppm(values: np.ndarray) -> bytes:
+    numbers = b" ".join(b"%d" % value for value in values[..., :3].ravel())
+    return b"P3 # plain\n%d %d\n65535\n" % values.shape[1::-1] + numbers.replace(b" ", b" # a note 1\n", 1)
+
+
+def jpeg2000(values: np.ndarray, bits: int = 16, form: str = "jp2") -> bytes:
+    encode = pytest.importorskip("imagecodecs").jpeg2k_encode
+    return encode(values, level=0, codecformat=form, reversible=True, bitspersample=bits)
+
+
+def ico(values: np.ndarray) -> bytes:
+    data = png(values)
+    return struct.pack("<HHHBBBBHHII", 0, 1, 1, *values.shape[1::-1], 0, 0, 1, 48, len(data), 22) + data
+
+
 FORMATS = {
     "png": png,
+    "ico": ico,
+    "jpeg 2000": jpeg2000,
+    "jpeg 2000, codestream": lambda values: jpeg2000(values, form="j2k"),
     "tiff": tiff,
     "tiff, big-endian": lambda values: tiff(values, byteorder=">"),
     "tiff, deflate": lambda values: tiff(values, compression="zlib", predictor=True),
     "tiff, planes": lambda values: tiff(values, planarconfig="separate"),
     "tiff, compressed planes": lambda values: tiff(values, planarconfig="separate", compression="zlib"),
     "ppm": ppm,
+    "ppm, plain": plain_ppm,
 }
 COLORS = np.random.default_rng(0).integers(0, 256, (37, 23, 3)).astype(np.uint16)
 
@@ -66,15 +85,46 @@ def test_values_are_scaled_as_those_of_gray_images(values, white, alpha, form):
     values[0, 0] = white
     expected = np.rint(values / white * 255)
     if alpha:
-        if form == "ppm":
+        if form.startswith("ppm"):
             return
         values = np.concatenate([values, np.full((*values.shape[:2], 1), 65535, np.uint16)], axis=2)
     found = np.asarray(decode_image(FORMATS[form](values)))
     np.testing.assert_allclose(found, expected, atol=1)
     assert found.max() == 255
-    if form.startswith(("png", "ppm")):
+    if not form.startswith("tiff"):
         chosen = np.asarray(decode_image(FORMATS[form](values), ImageReading((2, 1, 0))))
         np.testing.assert_allclose(chosen[..., ::-1], expected, atol=1)
+
+
+@pytest.mark.parametrize("bits", [9, 10, 12, 14, 16])
+@pytest.mark.parametrize("channels", [[0], [0, -1], [0, 1, 2], [0, 1, 2, -1]], ids=["L", "LA", "RGB", "RGBA"])
+def test_white_of_jpeg_2000_stays_white(channels, bits):
+    white = 2**bits - 1
+    values = np.concatenate([COLORS, np.full((*COLORS.shape[:2], 1), 255)], axis=2)[..., channels]
+    values[0] = 255
+    found = np.asarray(decode_image(jpeg2000(np.rint(values / 255 * white).astype(np.uint16), bits)))
+    colors = values[..., :3] if len(channels) > 2 else values[..., :1].repeat(3, axis=2)
+    np.testing.assert_allclose(found, colors, atol=1)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMATS if "planes" not in form and form != "ico"])
+def test_an_image_that_is_opened_and_not_loaded_has_all_bits(form):
+    data = FORMATS[form](COLORS * 16)
+    image = Image.open(io.BytesIO(data))
+    np.testing.assert_array_equal(np.asarray(decode_image(image)), np.asarray(decode_image(data)))
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(data))))  # as before
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+@pytest.mark.parametrize("planes", ["contig", "separate"])
+def test_gray_with_alpha_of_tiff_is_gray(planes, dtype):
+    values = np.stack([COLORS[..., 0], np.full(COLORS.shape[:2], 255)], axis=2)
+    values = (values * (np.iinfo(dtype).max // 255)).astype(dtype)
+    file = io.BytesIO()
+    stored = np.ascontiguousarray(values.transpose(2, 0, 1)) if planes == "separate" else values
+    tifffile.imwrite(file, stored, photometric="minisblack", extrasamples=["unassalpha"], planarconfig=planes)
+    found = np.asarray(decode_image(file.getvalue()))
+    np.testing.assert_array_equal(found, COLORS[..., :1].repeat(3, axis=2))
 
 
 def test_gray_with_alpha_and_a_transparent_color_are_read():
@@ -95,7 +145,7 @@ def test_an_orientation_is_kept_and_damage_is_an_error():
     values = COLORS * 257
     found = decode_image(png(values, (b"eXIf", exif.tobytes()[6:])))
     np.testing.assert_array_equal(np.asarray(found), np.rot90(COLORS, -1))
-    for write in (png, ppm, FORMATS["tiff, deflate"]):
+    for write in (png, ppm, plain_ppm, jpeg2000, ico, FORMATS["tiff, deflate"]):
         with pytest.raises(ImageError):
             decode_image(write(values)[:200])
 

@@ -48,3 +48,16 @@ def test_a_key_is_read_alike_everywhere(collection):
     assert compare_on_collection(collection, [("pixels", FLOORS["pixels"])], KEY).labels == 40
     with pytest.raises(InvalidRequest):
         labeled_items(collection, "camera.lens")
+
+
+def test_equal_labels_are_one_class_everywhere(store):
+    """Numbers, truth values and lists of one label are the labels of a probe and the classes of an inspection."""
+    values = [3, 3.0, [3], True, [True], "cat", ["cat"], None, "", [], [None], ["cat", "dog"], {"name": "cat"}]
+    names = ["3", "3", "3", "true", "true", "cat", "cat", None, None, None, None, None, None]
+    made = store.create("c", CollectionSpec(4))
+    rows = np.random.default_rng(0).normal(size=(len(values), 4)).astype(np.float32)
+    made.upsert([Item(f"i{n:02}", rows[n], {"label": value}) for n, value in enumerate(values)])
+    subject = collection_subject(made)
+    assert dict(zip(subject.items, subject.labels, strict=True)) == {f"i{n:02}": name for n, name in enumerate(names)}
+    made.delete([f"i{len(values) - 1}"])
+    assert {str(label) for own in labeled_items(made, "label").labels for label in own} == {"3", "true", "cat", "dog"}

@@ -72,7 +72,7 @@ def has_more_channels(tags: Mapping[int, Any]) -> bool:
     samples, bits, kind = (_first(tags.get(tag, 1)) for tag in (_SAMPLES, _BITS, _SAMPLE_FORMAT))
     if not isinstance(samples, int) or samples > 4 or (kind == _SIGNED and bits == 8):  # Pillow reads -1 as 255
         return True
-    if samples > 1 and bits == 16 and tags.get(_PLANES) == 2:  # Pillow would read bytes
+    if samples > 1 and (bits == 16 or samples == 2) and tags.get(_PLANES) == 2:  # Pillow reads bytes of 16 bits
         return True
     extra = tags.get(_EXTRA_SAMPLES, ())
     if _UNSPECIFIED in (extra if isinstance(extra, tuple) else (extra,)):
@@ -186,10 +186,10 @@ def _in_gray_or_rgb(stack: ImageStack, page: Any) -> ImageStack:
         return replace(stack, inverted=True)  # after the scale is found, as the file may have 12 bits
     if kind == _RGB and channels == 4 and alpha and stack.dtype in (np.uint8, np.uint16):
         return _converted(stack, 4, lambda values: _blended(values, alpha), unless=3)
+    if kind == _BLACK_IS_ZERO and channels == 2 and alpha == "RGBA" and stack.dtype in (np.uint8, np.uint16):
+        return _converted(stack, 2, lambda values: _blended(values, "LA"), unless=1)
     if stack.dtype not in (np.uint8, np.bool_):
         return stack
-    if kind == _BLACK_IS_ZERO and channels == 2 and alpha == "RGBA":
-        return _converted(stack, 2, lambda values: _blended(values, "LA"), unless=1)
     if kind == _CMYK and channels == 4 and not page.extrasamples:
         if page.compression not in _LOSSLESS:
             return _refused(stack, "CMYK with JPEG")
@@ -223,7 +223,7 @@ def _converted(
 def _blended(values: np.ndarray, mode: str) -> np.ndarray:
     """Return (h, w, C) as (h, w, 3) uint8, blended by its last channel."""
     if values.dtype != np.uint8:  # colors and alpha apart: colors of 12 bits may have an alpha of 16
-        values = np.concatenate([to_8_bits(part, "depth") for part in (values[:, :, :3], values[:, :, 3:])], axis=2)
+        values = np.concatenate([to_8_bits(part, "depth") for part in (values[:, :, :-1], values[:, :, -1:])], axis=2)
     return np.asarray(to_rgb(Image.frombytes(mode.upper(), values.shape[1::-1], values.tobytes(), "raw", mode)))
 
 
