@@ -8,8 +8,7 @@ import commands
 import pytest
 import torch
 
-from nnclr_hub.cli.programs import load_program
-from training import report, step
+from training import step
 from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.recipes import find_recipe
@@ -50,12 +49,6 @@ def stop_in_step(number: int, patch: pytest.MonkeyPatch, program: ModuleType = s
         return original(*arguments)
 
     patch.setattr(program, "measure_step", stopping)
-
-
-def leave_out_curves(patch: pytest.MonkeyPatch) -> None:
-    """Leave the curves out of reports: drawing them takes longer than training so small a network."""
-    for program in (report, load_program("training", "report")):  # a verb imports the program under another name
-        patch.setattr(program, "draw_panels", lambda logs: "")
 
 
 def nnclr(*arguments) -> tuple[int, str, str]:

@@ -15,7 +15,6 @@ from torch import nn
 from waiting import free_port
 
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, Prototypes, SupportSet
-from training import report
 from training.callbacks import Callback
 from training.distributed import Ranks, joined, share_gradients, synchronize_norms
 from training.pretrain import pretrain
@@ -99,7 +98,6 @@ def work(rank: int, ports: list[str], data: Path, out: Path) -> None:
     with joined("cpu") as ranks:
         torch.save({case: one_step(case, ranks) for case in CASES}, out / f"rank{ranks.rank}.pt")
     os.environ["MASTER_PORT"] = ports[1]
-    report.draw_panels = lambda logs: ""  # drawing takes longer than training so small a network
     short_run(data, out / "run")
 
 

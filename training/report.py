@@ -8,10 +8,9 @@ It has the verdict, scores of the last evaluation, symptoms, curves, neighbors o
 
 from __future__ import annotations
 
-import base64
 import html
-import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,37 +18,20 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.report_page import opens, report_page, tile
 
 from .monitor import EXAMPLES, read_lines, read_log, read_neighbors
-from .verdict import UNKNOWN, Verdict, symptoms
+from .verdict import Verdict, symptoms
 
 Line = Mapping[str, Any]
 Log = Sequence[Line]
 CHECKPOINTS = 6  # columns of the figure of neighbors in training
 QUERIES = 4  # rows of it
 SHOWN = 3  # neighbors of each query at a checkpoint
-LEAST_RANGE = 0.01  # of an axis, as a share of its values
-LINES = ("-", "--", ":", "-.")
-# left, bottom, width and height of a plot within its image: computing them takes as long as drawing
-WITHIN = (0.15, 0.16, 0.82, 0.76)
-STYLE = """
-:root{color-scheme:light dark;--quiet:light-dark(#555,#aaa)}
-body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:76rem;padding:0 1rem;
-color:light-dark(#222,#ddd);background:light-dark(#fff,#16181b)}
-main{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(21rem,100%),1fr));gap:1.5rem}
-figure{margin:0}figure img{width:100%;border-radius:6px}figcaption{color:var(--quiet);font-size:.9rem}
-h1{font-size:1.6rem}h2{margin-top:2.5rem;font-size:1.25rem}h3{margin:0;font-size:1rem;font-weight:600}
-table{border-collapse:collapse}th{text-align:left;font-weight:600}
-td,th{padding:.15rem .9rem .15rem 0;vertical-align:top}
-.well{color:light-dark(#17632c,#7fd496)}
-.ill{border-left:4px solid #b3261e;padding:.4rem 1rem;background:light-dark(#fdf1f0,#3a1f1d)}
-.early{color:var(--quiet)}.verdict{font-size:1.15rem}
-.one{font-size:1.6rem;margin:.5rem 0}
-.wide,.nn{overflow-x:auto}.nn td{padding:.15rem;text-align:center;vertical-align:middle;line-height:1.1}
-.nn td.first{padding-left:1rem}
-.nn th{padding-left:1rem}.none{color:#999;font-size:.75rem}
-details{margin-top:2rem}details td{overflow-wrap:anywhere;min-width:8rem}
-"""
+LEAST_RANGE = 0.05  # of the loss's axis, as a share of its values; the other axes begin at 0
+WIDE, HIGH, LEFT, BELOW, MARGIN = 360, 220, 48, 32, 10  # pixels of a plot, and around its curves
+COLORS = ("var(--accent)", "#4e79a7", "#59a14f", "#b07aa1", "#edc948", "#76b7b2", "#e15759", "#9c755f")
+DASHES = ("", "6 4", "2 3", "8 3 2 3")
 
 
 def write_report(runs: Sequence[Path], path: Path) -> Path:
@@ -68,26 +50,22 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
     title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names)}"
     verdicts = {name: Verdict.read(run) for name, run in zip(names, runs, strict=True)}
     body = [
-        f"<h1>{html.escape(title)}</h1>",
         *(_verdict(name if len(runs) > 1 else "", one) for name, one in verdicts.items() if one is not None),
         _health({name: log for name, log in logs.items() if verdicts[name] is None}, about),
+        *(_examples(run, name if len(runs) > 1 else "") for name, run in zip(names, runs, strict=True)),
+        "<h2>Training</h2>",
         _scores(logs, about),
-        f"<main>{draw_panels(logs)}</main>",
+        f"<div class=plots>{''.join(_draw(logs, panel) for panel in PANELS)}</div>",
         *(
-            _heading(name, len(runs)) + _examples(run) + draw_neighbors(read_neighbors(run))
+            _neighbors(read_neighbors(run), name if len(runs) > 1 else "")
             for name, run in zip(names, runs, strict=True)
         ),
         _settings(about),
     ]
-    page = (
-        "<!doctype html><html lang=en><meta charset=utf-8>"
-        "<meta name=viewport content='width=device-width,initial-scale=1'>"
-        f"<title>{html.escape(title)}</title><style>{STYLE}</style>{''.join(body)}</html>"
-    )
     if path.is_dir():
         path = path / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, page)
+    replace_file(path, report_page(f"Pretraining: {title}", "\n".join(body)))
     return path
 
 
@@ -108,22 +86,19 @@ def _names(runs: Sequence[Path]) -> list[str]:
 
 def _verdict(run: str, verdict: Verdict) -> str:
     """Draw a verdict, with the scores that it is based on."""
-    kind = "well" if verdict.choice == "run" else "early" if verdict.choice == UNKNOWN else "ill"
     title = f"{html.escape(run)}: verdict" if run else "Verdict"
-    shown = f"<p class='{kind} verdict'><b>{title}:</b> {html.escape(verdict.sentence)}</p>"
+    good = " good" * (verdict.choice == "run")
+    shown = f"<p class='verdict{good}'><b>{title}:</b> {html.escape(verdict.sentence)}</p>"
     if not verdict.scores:
         return shown
     rows = "".join(
-        f"<tr><td>{html.escape(name)}</td><td>{value:.3f}</td><td>{verdict.raw.get(name, value):.3f}</td></tr>"
+        f"<tr{' class=chosen' * (name == verdict.use)}><td>{html.escape('this run' if name == 'run' else name)}</td>"
+        f"<td>{value:.1%}</td><td>{verdict.raw.get(name, value):.1%}</td></tr>"
         for name, value in sorted(verdict.scores.items(), key=lambda one: -one[1])
     )
-    head = f"<th>share of {verdict.labels} labels that the nearest neighbors predict</th>"
-    head = f"<tr>{head}<th>as a collection compares</th><th>raw vectors</th></tr>"
-    return f"{shown}<div class=wide><table>{head}{rows}</table></div>"
-
-
-def _heading(name: str, count: int) -> str:
-    return f"<h2>{html.escape(name)}</h2>" if count > 1 else ""
+    note = f"Share of {verdict.labels} labels that the nearest neighbors predict. hog and color need no training."
+    head = "<tr><th>vectors</th><th>as a collection compares them</th><th>raw</th></tr>"
+    return f"{shown}<p class=note>{note}</p><div class=scroll><table>{head}{rows}</table></div>"
 
 
 def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:
@@ -131,10 +106,11 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
     tested = {run: one.get("scored_on", {}) for run, one in about.items()}
     rows = []
     for run, log in logs.items():
-        keys = sorted({key for line in log for key in line if key.startswith(("knn", "linear/"))})
-        for key in keys:
+        for key in sorted({key for line in log for key in line if key.startswith(("knn", "linear/"))}):
             values = [line[key] for line in log if key in line]
-            rows.append((run, key, _with_interval(values[-1], tested[run].get(key.partition("/")[2], 0)), max(values)))
+            name = f"{run}: {_metric(key)}" if len(logs) > 1 else _metric(key)
+            last = _with_interval(values[-1], tested[run].get(key.partition("/")[2], 0))
+            rows.append(f"<tr><td>{html.escape(name)}</td><td><b>{last}</b></td><td>{max(values):.1%}</td></tr>")
     if not rows:
         if labeled := sorted({html.escape(name) for one in tested.values() for name in one}):
             return f"<p>No scores yet. The run scores the encoder on {', '.join(labeled)} at its next checkpoint.</p>"
@@ -142,18 +118,20 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
             "<p>No scores. A run is scored at each checkpoint if its data has one folder per class, also in train/ and "
             "val/ (or test/), or if --labels names a table.</p>"
         )
-    cells = "".join(
-        f"<tr><td>{html.escape(run)}</td><td>{html.escape(key)}</td><td><b>{last}</b></td><td>{best:.3f}</td></tr>"
-        for run, key, last, best in rows
-    )
-    head = "".join(f"<th>{html.escape(one)}</th>" for one in ("run", "top-1 accuracy", "last", "best seen"))
-    return f"<div class=wide><table><tr>{head}</tr>{cells}</table></div><p>± is half of the 95% interval.</p>"
+    head = "<tr><th>accuracy of the encoder</th><th>last</th><th>best seen</th></tr>"
+    note = "<p class=note>± is half of the 95% interval.</p>"
+    return f"<div class=scroll><table>{head}{''.join(rows)}</table></div>{note}"
+
+
+def _metric(key: str) -> str:
+    """Return the name for people of a logged score: 20-NN on SET, linear on SET."""
+    kind, slash, data = key.partition("/")
+    return f"{kind[3:]}-NN on {data}" if kind.startswith("knn") and slash else f"{kind} on {data}" if slash else key
 
 
 def _with_interval(score: float, tested: int) -> str:
-    if not tested:
-        return f"{score:.3f}"
-    return f"{score:.3f} ± {1.96 * (score * (1 - score) / tested) ** 0.5:.3f}"
+    half = 196 * (score * (1 - score) / tested) ** 0.5 if tested else 0
+    return f"{score:.1%}" + f" ± {half:.1f}" * bool(tested)
 
 
 def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:
@@ -164,8 +142,8 @@ def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
         warmup = one.get("warmup_epochs", 0) / max(one.get("epochs", 1), 1e-9)
         name = f"{run}: " if len(about) > 1 else ""
         found = symptoms(log, one.get("steps", 0), warmup=warmup).values()
-        paragraphs += [f"<p class=ill>{html.escape(name + sentence)}</p>" for sentence in found]
-        paragraphs += [f"<p class=early>{html.escape(name)}The run is not finished, so it has no verdict.</p>"]
+        paragraphs += [f"<p class=verdict>{html.escape(name + sentence)}</p>" for sentence in found]
+        paragraphs += [f"<p class=note>{html.escape(name)}The run is not finished, so it has no verdict.</p>"]
     return "".join(paragraphs)
 
 
@@ -181,73 +159,63 @@ def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
         for key in keys
     )
     table = f"<table><tr><th></th>{head}</tr>{rows}</table>"
-    return f"<details><summary>Settings</summary><div class=wide>{table}</div></details>"
+    return f"<h2>Settings</h2><details><summary>{len(keys)} settings</summary><div class=scroll>{table}</div></details>"
 
 
 # ------------------------------------------------------------------------------ neighbors
 
 
-def _examples(run: Path) -> str:
+def _examples(run: Path, name: str) -> str:
     """Draw a few images with their nearest others, by the vectors of the finished run."""
     if not (lines := read_lines(run / EXAMPLES)):
         return ""
     return (
-        "<h2>Nearest images</h2><p>Left: an image of the scored part. Right: the nearest other images, by the vectors "
-        f"of this run as a collection compares them, with the cosine.</p><div class=nn>{_batch(lines[-1])}</div>"
+        f"{_heading(name, 'Nearest images')}<p class=note>First: an image of the scored part. Then: the nearest other "
+        "images, by the vectors of this run as a collection compares them, with the cosine. Click one to open it.</p>"
+        f"{_rows(lines[-1])}"
     )
 
 
-def draw_neighbors(lines: Sequence[Line]) -> str:
-    """Return both figures as HTML; empty for a run without recorded neighbors.
-
-    Args:
-        lines: from RUN/neighbors.jsonl.
-    """
+def _neighbors(lines: Sequence[Line], name: str) -> str:
+    """Draw both figures of the recorded neighbors; "" for a run without them."""
     if not lines:
         return ""
     return (
-        "<h2>Nearest neighbors in the support set</h2>"
-        "<p>Left: the query. Right: its nearest neighbors in the support set at the last checkpoint, without the "
-        f"image's own older embeddings.</p><div class=nn>{_batch(lines[-1])}</div>"
-        "<h2>Evolution of the nearest neighbors</h2>"
-        "<p>The same queries during training. In the paper neighbors change from color and texture to classes.</p>"
-        f"<div class=nn>{_history(lines)}</div>"
+        f"{_heading(name, 'Nearest neighbors in the support set')}<p class=note>First: the query. Then: its nearest "
+        "neighbors in the support set at the last checkpoint, without the image's own older embeddings, with the "
+        f"cosine.</p>{_rows(lines[-1])}"
+        f"{_heading(name, 'Evolution of the nearest neighbors')}<p class=note>The same queries during training. In the "
+        f"paper neighbors change from color and texture to classes.</p>{_history(lines)}"
     )
 
 
-def _batch(line: Line) -> str:
+def _heading(name: str, title: str) -> str:
+    return f"<h2>{html.escape(f'{name}: {title}' if name else title)}</h2>"
+
+
+def _rows(line: Line) -> str:
+    """Draw each query with its neighbors."""
     rows = []
     for query, found, similarity in zip(line["queries"], line["neighbors"], line["similarity"], strict=True):
-        cells = [
-            _tile(line, query, "query"),
-            *(_tile(line, i, f"{s:.2f}") for i, s in zip(found, similarity, strict=True)),
-        ]
-        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    return f"<table>{''.join(rows)}</table>"
+        tiles = [_tile(line, i, f"{s:.2f}") for i, s in zip(found, similarity, strict=True)]
+        rows.append(f"<div class='group small'>{_tile(line, query, 'query')}{''.join(tiles)}</div>")
+    return f"<div class=groups>{''.join(rows)}</div>"
 
 
 def _history(lines: Sequence[Line]) -> str:
     """Draw one row per query and one column per checkpoint, from the first to the last."""
     count = min(CHECKPOINTS, len(lines))
     moments = [lines[round(i * (len(lines) - 1) / max(1, count - 1))] for i in range(count)]
-    head = "".join(f"<th colspan={SHOWN}>epoch {moment['epoch']:g}</th>" for moment in moments)
-    rows = []
+    rows = ["".join(f"<th>{text}</th>" for text in ("query", *(f"epoch {one['epoch']:g}" for one in moments)))]
     for number, query in enumerate(moments[-1]["queries"][:QUERIES]):
-        cells = [f"<td>{_tile(moments[-1], query, 'query')}</td>"]
-        for moment in moments:
-            found = moment["neighbors"][number][:SHOWN]
-            tiles = [f"<td{' class=first' * (i == 0)}>{_tile(moment, one, '')}</td>" for i, one in enumerate(found)]
-            cells += tiles + ["<td></td>"] * (SHOWN - len(tiles))
-        rows.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<table><tr><th></th>{head}</tr>{''.join(rows)}</table>"
+        shown = [_tile(moments[-1], query, "")]
+        shown += ["".join(_tile(one, i, "") for i in one["neighbors"][number][:SHOWN]) for one in moments]
+        rows.append("".join(f"<td><div class='group small'>{cell}</div></td>" for cell in shown))
+    return f"<div class=scroll><table>{''.join(f'<tr>{row}</tr>' for row in rows)}</table></div>"
 
 
 def _tile(line: Line, number: int, caption: str) -> str:
-    data = line["thumbnails"].get(str(number))
-    if data is None:  # an initial random row
-        return "<span class=none>none yet</span>"
-    note = f"<br><small>{caption}</small>" if caption else ""
-    return f"<img alt='image {number}' src='data:image/jpeg;base64,{data}'>{note}"
+    return tile("", line["thumbnails"].get(str(number)), caption)  # an initial random row of the set has no image
 
 
 # ------------------------------------------------------------------------------ curves
@@ -260,15 +228,17 @@ class Panel:
     title: above it.
     names: logged names to draw, or prefixes of names.
     hint: what to look for, below it.
+    from_zero: whether the axis begins at 0, so that small changes look small.
     """
 
     title: str
     names: tuple[str, ...]
     hint: str
+    from_zero: bool = True
 
 
 PANELS = (
-    Panel("Loss", ("loss",), "falls; steps up when neighbors become positives"),
+    Panel("Loss", ("loss",), "falls; steps up when neighbors become positives", False),
     Panel("20-NN accuracy", ("knn",), "the exported encoder on held-out images"),
     Panel("Linear accuracy", ("linear/",), "a quick linear classifier on the same features"),
     Panel("Neighbor accuracy", ("nn_accuracy",), "share of neighbors of the query's class; the paper ends near 0.57"),
@@ -287,56 +257,72 @@ PANELS = (
 )
 
 
-def draw_panels(logs: Mapping[str, Log]) -> str:
-    """Return all panels for which the runs have data, as HTML figures.
-
-    Args:
-        logs: name of the run -> its log; several runs share each panel, one color per run.
-    """
-    return "".join(_draw(logs, panel) for panel in PANELS)
-
-
 def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
+    """Draw a panel; "" if no run has logged its names. Several runs share it, with one color per run."""
     keys = sorted({key for log in logs.values() for line in log for key in line if key.startswith(panel.names)})
-    if not keys:
-        return ""
-    title, hint = f"<h3>{html.escape(panel.title)}</h3>", f"<figcaption>{html.escape(panel.hint)}</figcaption>"
-    if all(sum(key in line for line in log) < 2 for log in logs.values() for key in keys):  # no curve yet
-        values = [f"{line[key]:.4g}" for log in logs.values() for line in log for key in keys if key in line]
-        return f"<figure>{title}<p class=one>{', '.join(values)}</p>{hint}</figure>"
-    from matplotlib.figure import Figure  # without pyplot: no global state, no display
-
-    figure = Figure(figsize=(4.4, 2.9))
-    axes = figure.add_axes(WITHIN)
+    curves = []
     for number, (run, log) in enumerate(logs.items()):
-        for style, key in enumerate(keys):
+        for place, key in enumerate(keys):
+            label = " ".join([run] * (len(logs) > 1) + [_metric(key)] * (len(keys) > 1))
             points = [(line["epoch"], line[key]) for line in log if key in line]
             if points:
-                label = " ".join(([run] if len(logs) > 1 else []) + ([key] if len(keys) > 1 else []))
-                axes.plot(
-                    *zip(*points, strict=True),
-                    LINES[style % len(LINES)],
-                    color=f"C{number if len(logs) > 1 else style}",
-                    marker="o" if len(points) < 30 else None,
-                    markersize=3,
-                    linewidth=1.2,
-                    label=label or None,
-                )
-    axes.set_xlabel("epoch", fontsize=8)
-    low, high = axes.get_ylim()
-    if high - low < LEAST_RANGE * abs(high):  # the ticks of a constant would differ in digits that mean nothing
-        axes.set_ylim(low - LEAST_RANGE * abs(high), high + LEAST_RANGE * abs(high))
-    axes.yaxis.set_major_formatter("{x:.4g}")
-    axes.tick_params(labelsize=8)
-    axes.grid(alpha=0.3)
-    if len(logs) > 1 or len(keys) > 1:
-        axes.legend(fontsize=7)
-    return f"<figure>{title}{inline(figure, panel.title)}{hint}</figure>"
+                color = COLORS[(number if len(logs) > 1 else place) % len(COLORS)]
+                curves.append(Curve(label, color, DASHES[place % len(DASHES)] if len(logs) > 1 else "", points))
+    if not curves:
+        return ""
+    head = "".join(f'<span><i style="background:{one.color}"></i>{html.escape(one.label)}</span>' for one in curves)
+    head = f"<h3>{panel.title}</h3>" + f"<div class=legend>{head}</div>" * (len(curves) > 1)
+    if all(len(curve.points) < 2 for curve in curves):  # no curve yet
+        plot = f"{head}<p class=value>{', '.join(f'{curve.points[0][1]:.4g}' for curve in curves)}</p>"
+    else:
+        plot = opens(head + _plot(curves, panel))
+    return f"<figure>{plot}<figcaption class=note>{panel.hint}</figcaption></figure>"
 
 
-def inline(figure: Any, text: str) -> str:
-    """Return a matplotlib figure as an <img> with inline data."""
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=110)
-    data = base64.b64encode(png.getvalue()).decode()
-    return f"<img alt='{html.escape(text, quote=True)}' src='data:image/png;base64,{data}'>"
+@dataclass(frozen=True)
+class Curve:
+    """A line of a plot: `points` are (epoch, value); `dash` are the lengths of its dashes and gaps, "" for none."""
+
+    label: str
+    color: str
+    dash: str
+    points: Sequence[tuple[float, float]]
+
+
+def _plot(curves: Sequence[Curve], panel: Panel) -> str:
+    """Draw curves as SVG, with at most five round numbers on each axis."""
+    epochs, values = ([point[axis] for one in curves for point in one.points] for axis in (0, 1))
+    low, high = min(values), max(values)
+    if panel.from_zero:
+        low, high = min(0, low), max(0, high)
+    if high - low < (least := LEAST_RANGE * abs(high) or 1):  # a constant, whose digits mean nothing
+        low, high = low - least, high + least
+    across, down = _ticks(0, max(epochs) or 1), _ticks(low, high)
+
+    def x(epoch: float) -> float:
+        return round(LEFT + epoch / across[-1] * (WIDE - LEFT - MARGIN), 1)
+
+    def y(value: float) -> float:
+        return round(MARGIN + (down[-1] - value) / (down[-1] - down[0]) * (HIGH - BELOW - MARGIN), 1)
+
+    lines = "".join(
+        f"<line class=grid x1={LEFT} x2={WIDE - MARGIN} y1={y(tick)} y2={y(tick)} />"
+        f"<text x={LEFT - 6} y={y(tick) + 4} text-anchor=end>{tick:.4g}</text>"
+        for tick in down
+    )
+    for tick in across:
+        lines += f"<text x={x(tick)} y={HIGH - BELOW + 16} text-anchor=middle>{tick:g}</text>"
+    lines += f"<text x={WIDE - MARGIN} y={HIGH - 2} text-anchor=end>epoch</text>"
+    for one in curves:
+        points = [(x(epoch), y(value)) for epoch, value in one.points]
+        dots = "".join(f'<circle cx={a} cy={b} r=2.5 fill="{one.color}" />' for a, b in points if len(points) < 30)
+        joined = " ".join(f"{a},{b}" for a, b in points)
+        lines += f'<polyline points="{joined}" stroke="{one.color}" stroke-dasharray="{one.dash}" />{dots}'
+    return f'<svg role=img aria-label="{panel.title}" viewBox="0 0 {WIDE} {HIGH}">{lines}</svg>'
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return three to seven round numbers; the first and the last enclose low and high."""
+    size = 10.0 ** math.floor(math.log10((high - low) / 5))
+    step = next(size * factor for factor in (1, 2, 5, 10) if size * factor * 5 >= high - low)
+    return [round(i * step, 12) for i in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]

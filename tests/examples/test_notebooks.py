@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from commands import nnclr
-from tiny_runs import FAST, leave_out_curves, weights
+from tiny_runs import FAST, weights
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SETTINGS = " ".join(f"--set {one}" for one in FAST if "channels" not in one)  # those of the encoder
@@ -68,7 +68,6 @@ def test_search_your_folder(photos, tmp_path):
 
 def test_train_on_your_folder(photos, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    leave_out_curves(monkeypatch)
     names, shown = run(
         "train_on_your_folder.ipynb",
         folder=str(photos),
@@ -93,7 +92,6 @@ def test_label_with_a_probe(photos, tmp_path, monkeypatch):
 
 def test_change_the_support_set(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    leave_out_curves(monkeypatch)
     settings = dict(one.split("=") for one in FAST) | {"epochs": 1}
     names, _ = run("change_the_support_set.ipynb", folder=str(data), out="runs", settings=settings, seeds=(0,))
     assert names["scores"].keys() == {("nearest", 0), ("second", 0)}

@@ -120,7 +120,7 @@ def test_the_page_loads_nothing(report):
     assert "https://" not in page
     assert "{{" not in page
     steps = page[page.index("What to do next") : page.index("</ol>")]
-    for anchor, number in (("duplicates", 1), ("leaks", 1), ("outliers", None), ("unreadable-files", 1)):
+    for anchor, number in (("duplicates", 2), ("leaks", 1), ("outliers", None), ("unreadable-files", 1)):
         assert f'href="#{anchor}"' in steps
         assert f'<section id="{anchor}">' in page
         assert number is None or f"</a> ({number}): " in steps

@@ -60,7 +60,7 @@ def test_a_run_writes_a_log_an_encoder_and_a_report(finished, data):
     assert lines[-1]["queue_fill"] == 1
     assert lines[0]["neighbor_share"] == 0  # the warm start
     assert lines[-1]["neighbor_share"] == 0.5  # the gate
-    assert (finished / "report.html").read_text().count("<img") >= 10
+    assert (finished / "report.html").read_text().count("<svg") >= 10
     assert json.loads((finished / "run.json").read_text())["epochs"] == 4
 
 

@@ -16,11 +16,6 @@ from training.verdict import symptoms
 OFTEN = ("epochs=2", "checkpoint_every=1", "log_every=1")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def no_curves() -> None:
-    """Draw them."""
-
-
 @pytest.fixture(scope="module")
 def run(photos, tmp_path_factory):
     out = tmp_path_factory.mktemp("runs") / "nnclr <1>"
@@ -104,7 +99,7 @@ def test_a_loss_that_falls_late_causes_no_warning():
     assert "nothing learned" in symptoms([{**line, "step": line["step"] + 70} for line in log], steps=140)
 
 
-def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
+def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys):
     base = recipe(*OFTEN, "epochs=1")
     own = ["tau .2: temperature=0.2 k=2"]
     results = ablate("soft", base, [photos], tmp_path, seeds=2)
@@ -129,7 +124,6 @@ def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys, undrawn):
         ablate("soft", recipe(*OFTEN), [photos], tmp_path, seeds=2)
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_the_report_of_a_run_without_a_score_yet_names_its_labeled_set(data, tmp_path):
     """The run is stopped before its first checkpoint, so it must not say that the data has no labels."""
     assert not pretrain(recipe(), data, tmp_path / "run", minutes=0).finished

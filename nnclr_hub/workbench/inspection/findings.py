@@ -71,7 +71,7 @@ class Finding:
     """A kind of finding.
 
     name: its key in findings.json; entries with `flagged` false are listed there only.
-    title, note: of its section in the report. The note is formatted with all findings.
+    title, note: of its section in the report, which findings may share. The note is formatted with all findings.
     file, columns: its table, "" for none, and the columns of the table after id and path.
     rows: the rows of the table for an entry.
     captions: of the images of an entry.
@@ -101,27 +101,30 @@ def _group_caption(entry: Entry, text: str) -> list[str]:
     return [f"{len(entry['items'])} images, {text}", *("" for _ in entry["items"][1:])]
 
 
+COPIES_NOTE = "Every pair has a score of at least {near_duplicate_threshold:.3f}. duplicates.csv lists the copies."
+COPIES_STEP = "delete the copies in duplicates.csv"
 FINDINGS = (
     Finding(
         "exact_duplicates",
         "Duplicates",
-        "Every pair has a score of at least {near_duplicate_threshold:.3f}. duplicates.csv lists what can be deleted.",
+        COPIES_NOTE,
         "duplicates.csv",
         ("same_as", "score"),
         _surplus,
         lambda one: _group_caption(one, "equal pixels"),
         shown="groups",
-        step="delete the copies in duplicates.csv",
+        step=COPIES_STEP,
     ),
     Finding(
         "near_duplicates",
         "Duplicates",
-        "",
+        COPIES_NOTE,
         "duplicates.csv",
         ("same_as", "score"),
         _surplus,
         lambda one: _group_caption(one, f"score {one['score']:.3f}"),
         shown="groups",
+        step=COPIES_STEP,
     ),
     Finding(
         "leaks",
@@ -138,13 +141,13 @@ FINDINGS = (
     Finding(
         "outliers",
         "Outliers",
-        "Images in thin regions, the most unusual first. outliers.csv has those that are flagged.",
+        "Images unlike their nearest neighbors, the most unusual first, with their scores.",
         "outliers.csv",
         ("outlier_score",),
         lambda one: [(one["item"], one["score"])],
         lambda one: [f"{one['score']:.3f}"],
         lambda one: {"odd": True},
-        step="look whether they are foreign, broken, or rare and valuable",
+        step="check whether they are foreign, broken, or rare and valuable",
     ),
     Finding(
         "suspect_labels",
@@ -169,11 +172,12 @@ FINDINGS = (
     Finding(
         "clusters",
         "Clusters",
-        "The most central image of each cluster. clusters.csv has every image.",
+        "The most central image of each cluster, with its nearest. clusters.csv has every image.",
         "clusters.csv",
         ("cluster",),
         lambda one: [(item, one["cluster"]) for item in one["items"]],
-        lambda one: [f"cluster {one['cluster']}: {one['share']:.1%}"],
+        lambda one: [f"cluster {one['cluster']}, {one['share']:.0%}", *("" for _ in one["items"][1:])],
+        shown="groups",
     ),
     Finding(
         "label_next",
@@ -361,7 +365,7 @@ def inspect_subject(
                 "cluster": number,
                 "share": round(float(share), 4),
                 "medoid": items[medoid],
-                "items": [items[i] for i in np.flatnonzero(clusters.labels == number)],
+                "items": [items[i] for i in _nearest_first(vectors, medoid, clusters.labels == number)],
             }
             for number, (medoid, share) in enumerate(zip(clusters.medoids, clusters.share, strict=True))
         ],
@@ -386,6 +390,12 @@ def inspect_subject(
         found,
         *subject.state,
     )
+
+
+def _nearest_first(vectors: np.ndarray, row: int, mask: np.ndarray) -> np.ndarray:
+    """Return the rows of a mask (N,), those that are nearest to a row of the vectors (N, D) first."""
+    rows = np.flatnonzero(mask)
+    return rows[np.argsort(-(vectors[rows] @ vectors[row]), kind="stable")]
 
 
 def _duplicates(

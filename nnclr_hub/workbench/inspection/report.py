@@ -1,6 +1,7 @@
 """report.html: the findings as one page that loads nothing, with a map, contact sheets and tables.
 
 The only script draws the map and shows the image under the pointer. Its images are tiles of one embedded image.
+The page begins with a verdict and what to do next.
 """
 
 from __future__ import annotations
@@ -8,16 +9,20 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from functools import partial
 from html import escape
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.report_page import report_page, tile
 from nnclr_hub.workbench.bench import Inspected, LocalBench, Report
 from nnclr_hub.workbench.inspection.findings import (
     FINDINGS,
@@ -34,7 +39,7 @@ from nnclr_hub.workbench.inspection.subject import Subject, collection_subject, 
 from nnclr_hub.workbench.inspections import KeptInspection, keep_inspection
 
 SHOWN = 24  # images of a contact sheet
-GROUPS, IN_GROUP = 12, 6  # groups of duplicates that are shown, and images of each
+GROUPS, IN_GROUP = 16, 5  # groups that are shown, and images of each
 ROWS = 15  # of a table
 SPRITE, ACROSS = 48, 64  # pixels of a tile on the image of the map, and tiles per row
 MOST_TILES = ACROSS * ACROSS  # items with an image on the map
@@ -65,24 +70,42 @@ def write_inspection(kept: KeptInspection, subject: Subject, folder: Path) -> In
 
 def write_report(kept: KeptInspection, subject: Subject, folder: Path) -> Path:
     """Write report.html to a folder and return it."""
-    page = files("nnclr_hub.workbench.inspection").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    parts = {"title": escape(subject.title), "steps": _steps(kept), "summary": _summary(kept)}
-    parts["sections"] = _sections(kept, subject)
+    body = files("nnclr_hub.workbench.inspection").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    steps = _steps(kept)
+    listed = f"<ol>{''.join(steps)}</ol>" if steps else "<p>Nothing.</p>"
+    parts = {"verdict": _verdict(kept, len(steps)), "steps": listed, "summary": _summary(kept)}
+    parts["sections"] = _sections(kept, subject, folder)
     for name, text in (parts | {"map": _map_data(kept, subject)}).items():
-        page = page.replace(f"{{{{{name}}}}}", text)
+        body = body.replace(f"{{{{{name}}}}}", text)
     path = folder / "report.html"
-    path.write_text(page, encoding="utf-8", errors="replace")  # file names may be other bytes
+    # file names may be other bytes
+    path.write_text(report_page(f"Inspection of {subject.title}", body), encoding="utf-8", errors="replace")
     return path
 
 
-def _steps(kept: KeptInspection) -> str:
-    """Say what to do next, each with a link to its images."""
-    lines = [
-        f'<li><a href="#{_anchor(finding.title)}">{escape(finding.title)}</a> ({number}): {escape(finding.step)}.</li>'
-        for finding in FINDINGS
-        if finding.step and (number := len(flagged(kept.findings, finding.name)))
+def _verdict(kept: KeptInspection, kinds: int) -> str:
+    """Say how many kinds of findings there are, and how well the vectors separate the labels."""
+    found = kept.findings
+    text = f"{kinds} kind{'s' * (kinds != 1)} of finding to look at in" if kinds else "no problem was found in"
+    text += f" {found['images']:,} image{'s' * (found['images'] != 1)}."
+    if accuracy := found["accuracy"]:
+        most = np.bincount(kept.labels[kept.labels >= 0]).max() / accuracy["labels"]
+        text += f" A linear probe predicts {accuracy['top1']:.1%} of {accuracy['labels']:,} held-out labels "
+        text += f"(95% interval {accuracy['low']:.1%} to {accuracy['high']:.1%}); the most common class has {most:.1%}."
+    return f'<p class="verdict{" good" * (not kinds)}"><b>Verdict:</b> {text}</p>'
+
+
+def _steps(kept: KeptInspection) -> list[str]:
+    """Return what to do next, each with a link to its images."""
+    numbers: dict[tuple[str, str], int] = {}  # exact and near duplicates need one step
+    for finding in FINDINGS:
+        if finding.step and (number := len(flagged(kept.findings, finding.name))):
+            key = (finding.title, finding.step)
+            numbers[key] = numbers.get(key, 0) + number
+    return [
+        f'<li><a href="#{_anchor(title)}">{escape(title)}</a> ({number}): {escape(step)}.</li>'
+        for (title, step), number in numbers.items()
     ]
-    return f"<ol>{''.join(lines)}</ol>" if lines else "<p>Nothing: the inspection found no problem.</p>"
 
 
 def _anchor(title: str) -> str:
@@ -105,53 +128,52 @@ def _summary(kept: KeptInspection) -> str:
         "Labeled": f"{labeled} in {len(found['classes'])} classes" if labeled else "none",
         "Suspect labels": count["suspect_labels"],
     }
-    if accuracy := found["accuracy"]:
-        interval = f"(95% interval {accuracy['low']:.1%} to {accuracy['high']:.1%})"
-        rows["Cross-validated accuracy"] = f"{accuracy['top1']:.1%} {interval}"
     rows["Encoder"] = found["model"]
     return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in rows.items())
 
 
-def _sections(kept: KeptInspection, subject: Subject) -> str:
+def _sections(kept: KeptInspection, subject: Subject, folder: Path) -> str:
     tiles = {item: one.tile for item, one in zip(subject.items, subject.scanned, strict=True) if one}
+
+    def draw(item: str, caption: str) -> str:
+        return tile(item, tiles.get(item), caption, _address(subject, item, folder))
+
     sections: dict[str, str] = {}  # by title: exact and near duplicates have one section
     for finding in FINDINGS:
-        entries = kept.findings[finding.name]
-        if finding.name == "suspect_labels":  # the others have low scores, unlike outliers that are not flagged
-            entries = flagged(kept.findings, finding.name)
-        if entries:
-            before = sections.get(finding.title) or f"<p>{escape(finding.note.format_map(kept.findings))}</p>"
-            sections[finding.title] = before + _body(finding, entries, tiles)
+        if entries := flagged(kept.findings, finding.name):
+            note = f'<p class="note">{escape(finding.note.format_map(kept.findings))}</p>'
+            sections[finding.title] = sections.get(finding.title, note) + _body(finding, entries, draw)
     return "\n".join(
         f'<section id="{_anchor(title)}"><h2>{escape(title)}</h2>{body}</section>' for title, body in sections.items()
     )
 
 
-def _body(finding: Finding, entries: Sequence[Entry], tiles: dict[str, bytes]) -> str:
+def _address(subject: Subject, item: str, folder: Path) -> str:
+    """Return the address of an item's file, relative to the report; "" if it is not a file of a folder."""
+    path = subject.root / item if subject.root else None
+    return quote(os.path.relpath(path, folder)) if path and path.is_file() else ""
+
+
+def _body(finding: Finding, entries: Sequence[Entry], draw: Callable[[str, str], str]) -> str:
+    """Draw the first entries of a finding. `draw` returns the image of an item with a caption."""
     if finding.shown == "table":
         columns = finding.columns if len(finding.columns) > 1 else ("file", *finding.columns)
         rows = [row for one in entries[:ROWS] for row in finding.rows(one)]
         head = "".join(f"<th>{escape(name)}</th>" for name in columns)
         body = "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows)
-        return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
-    if finding.shown == "groups":
-        groups = ((list(items_of(one))[:IN_GROUP], finding.captions(one)) for one in entries[:GROUPS])
-        sheets = "".join(_sheet(items, captions, tiles, "group") for items, captions in groups)
-        return f'<div class="groups">{sheets}</div>'
-    shown = entries[:SHOWN]
-    items = [one.get("medoid") or one["item"] for one in shown]
-    return _sheet(items, [caption for one in shown for caption in finding.captions(one)], tiles)
-
-
-def _sheet(items: Sequence[str], captions: Sequence[str], tiles: dict[str, bytes], kind: str = "") -> str:
-    figures = []
-    for item, caption in zip(items, captions, strict=False):
-        name, image = escape(item), '<span class="none"></span>'
-        if item in tiles:
-            image = f'<img alt="{name}" src="data:image/jpeg;base64,{base64.b64encode(tiles[item]).decode()}">'
-        text = f"<b>{escape(caption)}</b>" if caption else ""
-        figures.append(f'<figure title="{name}">{image}<figcaption>{text}<span>{name}</span></figcaption></figure>')
-    return f'<div class="sheet {kind}">{"".join(figures)}</div>'
+        shown, text = len(rows), f'<div class="scroll"><table><tr>{head}</tr>{body}</table></div>'
+    elif finding.shown == "groups":
+        shown, text = min(GROUPS, len(entries)), '<div class="groups">'
+        for one in entries[:GROUPS]:
+            group = "".join(map(draw, islice(items_of(one), IN_GROUP), finding.captions(one)))
+            text += f'<div class="group">{group}</div>'
+        text += "</div>"
+    else:
+        shown, text = min(SHOWN, len(entries)), '<div class="sheet">'
+        for one in entries[:SHOWN]:
+            text += "".join(map(draw, items_of(one), finding.captions(one)))
+        text += "</div>"
+    return text + (f'<p class="note">The first {shown} of {len(entries)}.</p>' if shown < len(entries) else "")
 
 
 def _map_data(kept: KeptInspection, subject: Subject) -> str:

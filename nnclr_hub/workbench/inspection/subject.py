@@ -49,6 +49,7 @@ class Subject:
     model: source of the encoder.
     confirmed: items whose label a person has confirmed.
     paths: of the items, for tables; () if the items are paths.
+    root: folder of the items, if they are its files.
     field: metadata key of the labels of a collection.
     state: the last change of the collection before it was read, and its log.
     """
@@ -64,6 +65,7 @@ class Subject:
     model: str = ""
     confirmed: frozenset[str] = frozenset()
     paths: tuple[str, ...] = ()
+    root: Path | None = None
     field: str = ""
     state: tuple[int, str] = (0, "")
 
@@ -121,6 +123,7 @@ def folder_subject(
         listed.left_out,
         tuple(broken),
         encoder.name,
+        root=Path(folder),
     )
 
 
