@@ -29,7 +29,7 @@ from torch import Tensor
 
 from nnclr_hub.method import Learner, Step, SupportSet
 
-from .data.augment import NUMBERS, BoxedImages, Change, change_all, colors_and_blur, make_views
+from .data.augment import NUMBERS, Change, StoredImages, change_all, colors_and_blur, make_views
 from .data.batches import Draw
 from .data.image_pack import PackedPixels
 from .data.views import AUGMENTATIONS, View
@@ -229,7 +229,7 @@ class StepGraph:
     def _body(self) -> Result:
         inputs, learner = self._inputs, self._run.learner
         labels = self._labels[inputs.rows]
-        pixels = BoxedImages.of(self._pack.gather(inputs.rows), inputs.boxes)
+        pixels = StoredImages(self._pack.gather(inputs.rows), inputs.boxes)
         views = make_views(pixels, self._views, inputs.numbers, change=self._change)
         with self._autocast():
             step: Step = learner(views, ids=inputs.rows, labels=labels, neighbor_share=inputs.share)

@@ -96,27 +96,20 @@ class Monitor:
         if ranks.first:
             self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
-        unlogged = unlogged or {"sums": {}, "images": 0, "steps": 0, "waited": 0.0, "trained": 0.0, "cpu": 0.0}
+        unlogged = unlogged or {"sums": {}, "images": 0, "waited": 0.0, "trained": 0.0}
         self._sums: Metrics = dict(unlogged["sums"])
         if not ranks.first:
             self._sums = dict.fromkeys(self._sums, NOTHING)
         self._images = unlogged["images"]
         # seconds since the last line; of all ranks, and of this one
         self._waited, self._trained = unlogged["waited"] if ranks.first else 0.0, unlogged["trained"]
-        self._steps, self._cpu = unlogged["steps"], unlogged["cpu"]  # CPU seconds of all threads
-        self._since, self._cpu_since = time.perf_counter(), time.process_time()
+        self._since = time.perf_counter()
 
     @property
     def unlogged(self) -> dict[str, Any]:
         """Return the sums since the last line, for a checkpoint. Valid while the monitor is paused, after `collect`."""
-        return {
-            "sums": dict(self._sums),
-            "images": self._images,
-            "steps": self._steps,
-            "waited": self._waited,
-            "trained": self._trained,
-            "cpu": self._cpu,
-        }
+        sums = dict(self._sums)
+        return {"sums": sums, "images": self._images, "waited": self._waited, "trained": self._trained}
 
     def add(self, metrics: Metrics, images: int, data_wait: float) -> None:
         """Count one step: its metrics, its images, and the seconds it waited for data."""
@@ -124,7 +117,6 @@ class Monitor:
             before = self._sums.get(name, NOTHING)
             self._sums[name] = before[0] + total, before[1] + count
         self._images += images
-        self._steps += 1
         self._waited += data_wait
 
     def collect(self) -> None:
@@ -143,7 +135,6 @@ class Monitor:
     def log(self, step: int, epoch: float, **extra: float) -> dict[str, float]:
         """Return the line with the means since the last one, after `collect`; the first rank writes it."""
         seconds = self._trained + time.perf_counter() - self._since
-        cpu = self._cpu + time.process_time() - self._cpu_since
         line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
         for name, (total, count) in self._sums.items():
             if int(count):  # without known labels there is no accuracy
@@ -152,24 +143,21 @@ class Monitor:
         line |= {
             "images_per_s": round(self._images / seconds, 1),
             "data_wait": round(self._waited / self._ranks.world / seconds, 4),
-            "cpu_s": round(cpu / max(self._steps, 1), 4),
         }
         if self._ranks.first:
             self._append(line)
         self._sums, self._images, self._waited, self._trained = {}, 0, 0.0, 0.0
-        self._steps, self._cpu = 0, 0.0
-        self._since, self._cpu_since = time.perf_counter(), time.process_time()
+        self._since = time.perf_counter()
         return line
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the enclosed work from the training time."""
         self._trained += time.perf_counter() - self._since
-        self._cpu += time.process_time() - self._cpu_since
         try:
             yield
         finally:
-            self._since, self._cpu_since = time.perf_counter(), time.process_time()
+            self._since = time.perf_counter()
 
     def record(self, step: int, epoch: float, scores: Mapping[str, float]) -> dict[str, float]:
         """Write a line of evaluation scores, and return it."""

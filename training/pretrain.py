@@ -13,7 +13,6 @@ never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from .checkpoint import check_parts, check_same_run, evaluation_changed, load_ch
 from .data.image_index import has_labels
 from .data.views import View
 from .distributed import Ranks, joined
-from .evals.task import Task, table_set
+from .evals.task import table_set
 from .interrupt import requeue_job, requeue_signal, stop_signals
 from .monitor import stop_if_diverged
 from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
@@ -67,30 +66,6 @@ class PretrainResult:
     step: int
     scores: dict[str, float]
     verdict: Verdict | None = None
-
-
-@dataclass(frozen=True)
-class _Request:
-    """The arguments of `pretrain`, checked.
-
-    minutes: time limit.
-    until: when it ends, on the clock of `time.monotonic`.
-    plugins: {file name: sha256} of the plug-ins.
-    """
-
-    recipe: Recipe
-    data: Sequence[str | Path]
-    out: Path
-    resume: bool
-    init: str | None
-    table: Task | None
-    minutes: float | None
-    until: float | None
-    terms: str | None
-    callbacks: Callbacks
-    plugins: Mapping[str, str]
-    labels: LabelTable | None
-    teacher: FeatureSource | None
 
 
 def pretrain(
@@ -165,108 +140,100 @@ def pretrain(
         called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from error
-    request = _Request(
-        chosen, data, Path(out), resume, init, table, minutes, until, terms, called, digests, given, teacher
-    )
-    console = console or PlainConsole(stderr=True)
+    out, console = Path(out), console or PlainConsole(stderr=True)
     with (
         requeue_signal(console),
         joined(device, chosen.collective_minutes) as ranks,
-        disk_errors(request.out),
+        disk_errors(out),
     ):
-        return _pretrain(request, ranks, console if ranks.first else Console(quiet=True))
-
-
-def _pretrain(request: _Request, ranks: Ranks, console: Console) -> PretrainResult:
-    """Prepare the data, build or restore the run, and train it; see `pretrain`."""
-    # ------------------------------------------------------------------------ data
-    out, init, fits = request.out, request.init, request.recipe.epochs == FIT
-    if fits and (request.until is None or ranks.world > 1):
-        raise InvalidRequest(
-            "epochs=fit needs a time limit, --minutes, and a single process. Set epochs to a number otherwise."
-        )
-    start = find_initial_encoder(init) if init and init != NO_ENCODER else None
-    claim(out, request.resume, ranks, console)
-    for note in request.table.left_out if request.table else ():
-        console.print(note, style="yellow", highlight=False)
-    saved = load_checkpoint(out) if request.resume else None
-    if saved is not None:
-        check_parts(saved, out)
-        if init is None and saved["init"]:
-            start = find_initial_encoder(saved["init"])
-    ready = Setup.of(
-        request.recipe,
-        request.data,
-        ranks,
-        console,
-        start=start,
-        saved=saved,
-        minutes=request.minutes,
-        table=request.table,
-        choose_start=init is None and saved is None,
-        labels=request.labels,
-        teacher=request.teacher,
-    )
-    recipe, batches, start = ready.recipe, ready.batches, ready.start
-    init = start.source if start else None
-
-    # ------------------------------------------------------------------------ network
-    torch.manual_seed(recipe.seed)
-    learner = build_learner(recipe, ready.tables)
-    if start and saved is None:
-        load_initial_encoder(learner, start, console, recipe.in_chans)
-    learner = place_learner(learner, recipe, ranks)
-    run, schedule = _plan(out, ready, learner, ranks, from_encoder=start is not None)
-
-    # ------------------------------------------------------------------------ resume
-    terms, trained_before = request.terms, False
-    if saved is not None:
-        check_same_run(saved, recipe, ready.files, init, out, ready.teacher)
-        restore(run, saved, ready.files, console)
-        terms = terms or saved["terms"]
-        trained_before = run.finished
-        if trained_before and not evaluation_changed(saved, recipe):
-            console.print(
-                f"{out} is finished after {run.steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
+        console = console if ranks.first else Console(quiet=True)
+        # ------------------------------------------------------------------------ data
+        fits = chosen.epochs == FIT
+        if fits and (until is None or ranks.world > 1):
+            raise InvalidRequest(
+                "epochs=fit needs a time limit, --minutes, and a single process. Set epochs to a number otherwise."
             )
-            return PretrainResult(True, run.step, run.scores, Verdict.read(out))
-        console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)
-    ranks.require_equal(
-        images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
-    )
-    origin = Origin(ready.folders, ready.files, init, terms, request.plugins, ready.teacher)
-    if ranks.first:
-        out.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(run, origin, request.callbacks, ready.sets, saved, console)
-    if (
-        request.until is not None
-        and request.minutes  # a limit of 0 stops after a step, to be resumed
-        and epochs_follow_time(request.recipe)
-        and (saved is None or fits)
-        and ranks.world == 1
-    ):
-        timed = TimedEpochs(request.until, request.recipe, schedule, recorder.write_run, console)
-        request = dataclasses.replace(request, callbacks=Callbacks([request.callbacks, timed]))
-    request.callbacks.on_start(run)
-    try:
-        if trained_before:  # only the exported encoder's input has changed
-            recorder.start()
-            recorder.evaluate()
-            recorder.save()
-        else:
-            with recorder.paused():
+        start = find_initial_encoder(init) if init and init != NO_ENCODER else None
+        claim(out, resume, ranks, console)
+        for note in table.left_out if table else ():
+            console.print(note, style="yellow", highlight=False)
+        saved = load_checkpoint(out) if resume else None
+        if saved is not None:
+            check_parts(saved, out)
+            if init is None and saved["init"]:
+                start = find_initial_encoder(saved["init"])
+        ready = Setup.of(
+            chosen,
+            data,
+            ranks,
+            console,
+            start=start,
+            saved=saved,
+            minutes=minutes,
+            table=table,
+            choose_start=init is None and saved is None,
+            labels=given,
+            teacher=teacher,
+        )
+        recipe, batches, start = ready.recipe, ready.batches, ready.start
+        init = start.source if start else None
+
+        # ------------------------------------------------------------------------ network
+        torch.manual_seed(recipe.seed)
+        learner = build_learner(recipe, ready.tables)
+        if start and saved is None:
+            load_initial_encoder(learner, start, console, recipe.in_chans)
+        learner = place_learner(learner, recipe, ranks)
+        run, schedule = _plan(out, ready, learner, ranks, from_encoder=start is not None)
+
+        # ------------------------------------------------------------------------ resume
+        trained_before = False
+        if saved is not None:
+            check_same_run(saved, recipe, ready.files, init, out, ready.teacher)
+            restore(run, saved, ready.files, console)
+            terms = terms or saved["terms"]
+            trained_before = run.finished
+            if trained_before and not evaluation_changed(saved, recipe):
+                console.print(
+                    f"{out} is finished after {run.steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
+                )
+                return PretrainResult(True, run.step, run.scores, Verdict.read(out))
+            console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)
+        ranks.require_equal(
+            images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
+        )
+        origin = Origin(ready.folders, ready.files, init, terms, digests, ready.teacher)
+        if ranks.first:
+            out.mkdir(parents=True, exist_ok=True)
+        recorder = Recorder(run, origin, called, ready.sets, saved, console)
+        if (
+            until is not None
+            and minutes  # a limit of 0 stops after a step, to be resumed
+            and epochs_follow_time(chosen)
+            and (saved is None or fits)
+            and ranks.world == 1
+        ):
+            called = Callbacks([called, TimedEpochs(until, chosen, schedule, recorder.write_run, console)])
+        called.on_start(run)
+        try:
+            if trained_before:  # only the exported encoder's input has changed
                 recorder.start()
-                ranks.wait_for_first()
-            stepper = Stepper(run, schedule)
-            if stepper.eager_because is not None:
-                console.print(f"Steps are not recorded as a graph: {stepper.eager_because}.", highlight=False)
-            _train(run, stepper, recorder, request, saved is not None, console)
-        if run.finished:
-            recorder.finish()
-    finally:
-        batches.close()
-        request.callbacks.on_end(run)
-    return PretrainResult(run.finished, run.step, run.scores, run.verdict)
+                recorder.evaluate()
+                recorder.save()
+            else:
+                with recorder.paused():
+                    recorder.start()
+                    ranks.wait_for_first()
+                stepper = Stepper(run, schedule)
+                if stepper.eager_because is not None:
+                    console.print(f"Steps are not recorded as a graph: {stepper.eager_because}.", highlight=False)
+                _train(run, stepper, recorder, called, until, console, resumed=saved is not None)
+            if run.finished:
+                recorder.finish()
+        finally:
+            batches.close()
+            called.on_end(run)
+        return PretrainResult(run.finished, run.step, run.scores, run.verdict)
 
 
 def _plan(out: Path, ready: Setup, learner: Learner, ranks: Ranks, *, from_encoder: bool) -> tuple[Run, Schedule]:
@@ -283,22 +250,29 @@ def _plan(out: Path, ready: Setup, learner: Learner, ranks: Ranks, *, from_encod
     return Run(out, recipe, learner, optimizer, batches, ranks, steps), schedule
 
 
-def _train(run: Run, stepper: Stepper, recorder: Recorder, request: _Request, resumed: bool, console: Console) -> None:
+def _train(
+    run: Run,
+    stepper: Stepper,
+    recorder: Recorder,
+    callbacks: Callbacks,
+    until: float | None,
+    console: Console,
+    *,
+    resumed: bool,
+) -> None:
     """Run steps until they are done or the run is stopped."""
     recipe, ranks = run.recipe, run.ranks
     saved_at, saved_when = run.step if resumed else None, time.monotonic()
     run.learner.train()
     with (
-        stop_signals(
-            run.stopping, ignore_repeats=ranks.world > 1, until=request.until, on_requeue=run.stop_for_requeue
-        ),
+        stop_signals(run.stopping, ignore_repeats=ranks.world > 1, until=until, on_requeue=run.stop_for_requeue),
         ranks.losses_explained(),
         bar(console, recipe.name, each=recipe.batch_size) as advance,
     ):
         while not run.finished:
             result = stepper.run(run.step)
             run.step += 1
-            request.callbacks.on_step(run, result)
+            callbacks.on_step(run, result)
 
             log_due = run.step % recipe.log_every == 0 or run.finished
             periods = [one * run.batches.steps_per_epoch for one in (recipe.checkpoint_every, recipe.keep_every) if one]

@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_views import make_view
 from packed_batches import packed_batches
 
 from nnclr_hub.method import METHODS, Gather, Learner, SupportSet, random_directions
 from nnclr_hub.method import learner as nnclr_learner
-from training.data.augment import change_all, colors_and_blur, make_view, make_views
+from training.data.augment import change_all, colors_and_blur, make_views
 from training.data.batches import Batches
 from training.data.views import AUGMENTATIONS
 from training.distributed import Ranks

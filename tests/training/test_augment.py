@@ -7,15 +7,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from image_views import make_view, squashed, stored
 from torchvision.transforms.functional import normalize, rgb_to_grayscale, solarize
 
 from training.data.augment import (
     NUMBERS,
-    StoredImages,
     blur_taps,
     change_all,
     colors_and_blur,
-    make_view,
     make_views,
     sample_numbers,
 )
@@ -55,8 +54,6 @@ def test_boxes_are_those_of_torchvisions_algorithm():
 def test_images_of_extreme_proportions_give_finite_views():
     """An image of 1 x 3000 pixels, squashed to a square, has crops a fraction of a pixel high."""
     images = torch.randint(0, 256, (64, 96, 96, 3), dtype=torch.uint8)
-    sizes = StoredImages.whole(images[:3], torch.tensor([2.0, 0.5, 1 / 3000])).sizes
-    assert np.allclose(sizes, [(96, 192), (192, 96), (288_000, 96)])
     for aspect in (1 / 3000, 1 / 50, 50.0, 3000.0):
         made = make_view(images, torch.full((64,), aspect), View(size=48), torch.Generator().manual_seed(0))
         assert made.isfinite().all()
@@ -101,7 +98,7 @@ def test_the_augmentations_have_the_papers_parameters_and_crop_only_only_crops()
     whole = replace(AUGMENTATIONS["crop_only"][0], size=32, scale=(1.0, 1.0), ratio=(1.0, 1.0))
     numbers = torch.rand(1, 8, NUMBERS)
     numbers[0, ::2] = 0.0  # a probability of 0 excludes it
-    [made] = make_views(StoredImages.whole(images, torch.ones(8)), [whole], numbers)
+    [made] = make_views(squashed(images, torch.ones(8), [whole], numbers), [whole], numbers)
     want = normalize(images.permute(0, 3, 1, 2) / 255, whole.mean, whole.std)
     torch.testing.assert_close(made, want, atol=1e-5, rtol=0)
 
@@ -116,7 +113,9 @@ def test_a_smaller_copy_gives_the_views_of_the_original():
     sizes, views = np.tile((96.0, 64.0), (16, 1)), [View(24, blur=0.0, jitter=0.0, gray=0.0)]
     numbers = sample_numbers(1, 16, torch.Generator().manual_seed(0))
     made = [
-        make_views(StoredImages(pixels.permute(1, 2, 0).expand(16, -1, -1, -1), sizes / by, sizes), views, numbers)[0]
+        make_views(
+            stored(pixels.permute(1, 2, 0).expand(16, -1, -1, -1), sizes / by, sizes, views, numbers), views, numbers
+        )[0]
         for pixels, by in ((image, 1), (small, 2))
     ]
     inner = [one[..., 1:-1, 1:-1] for one in made]  # bicubic weights at the border of a crop differ more
@@ -142,8 +141,12 @@ def test_views_made_together_or_in_parts_equal_those_made_alone():
     """Equal small views are made together; `at_once` splits the batch."""
     images = torch.randint(0, 256, (7, 64, 64, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     views = Recipe(image_size=32, local_crops=5, local_size=16).views_at(0)
-    pixels, numbers = StoredImages.whole(images, torch.ones(7)), sample_numbers(7, 7, torch.Generator().manual_seed(0))
-    alone = [make_views(pixels, [view], own[None])[0] for view, own in zip(views, numbers, strict=True)]
+    numbers = sample_numbers(7, 7, torch.Generator().manual_seed(0))
+    pixels = squashed(images, torch.ones(7), views, numbers)
+    alone = [
+        make_views(squashed(images, torch.ones(7), [view], own[None]), [view], own[None])[0]
+        for view, own in zip(views, numbers, strict=True)
+    ]
     assert [view.shape for view in alone] == [(7, 3, 32, 32)] * 2 + [(7, 3, 16, 16)] * 5
     for made in (make_views(pixels, views, numbers), make_views(pixels, views, numbers, at_once=3)):
         for view, want in zip(made, alone, strict=True):

@@ -5,12 +5,12 @@ import pytest
 import tifffile
 import timm
 import torch
+from image_views import make_view
 from rich.console import Console
 
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, InvalidRequest, UnknownSetting
 from nnclr_hub.hub.layout import read_config
-from training.data.augment import make_view
 from training.data.batches import channel_statistics
 from training.data.image_pack import PackedPixels, build_pack
 from training.data.pixel_ops import adjust_hue, grayscale, jitter_all, jitter_rows

@@ -21,7 +21,7 @@ from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.workbench.inspection.subject import inspected_files
 from training.data import image_pack as pack_module
 from training.data import named_sets as named_module
-from training.data.augment import make_views
+from training.data.augment import NUMBERS, make_views
 from training.data.batches import Batches, Order, Permutation, seed_of
 from training.data.image_index import sampled_sizes, training_files, typical_side
 from training.data.image_pack import ImagePack, PackedPixels, build_pack, stored_sizes
@@ -113,7 +113,8 @@ def test_copies_keep_proportions_and_are_never_enlarged(tmp_path):
     assert pack.stored.tolist() == [[40, 60], [60, 40], [40, 80], [12, 20]]
     assert pack.stored.tolist() == stored_sizes(pack.sizes, 40).tolist()
     assert np.array_equal(pack.image(3), np.asarray(Image.open(paths[3])))
-    gathered, _ = PackedPixels(pack, torch.device("cpu")).fetch(np.array([1, 3, 0]), [], torch.zeros(0))()
+    pixels = PackedPixels(pack, torch.device("cpu"))
+    gathered, _ = pixels.fetch(np.array([1, 3, 0]), [View()], torch.zeros(1, 3, NUMBERS))()
     for image, row in zip(gathered.images.numpy(), (1, 3, 0), strict=True):
         high, wide = pack.stored[row]
         assert np.array_equal(image[:high, :wide], pack.image(row))

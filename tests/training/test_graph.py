@@ -11,17 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_views import stored
 from packed_batches import packed_batches
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from nnclr_hub.method import METHODS, Gather
 from training.data.augment import (
-    BoxedImages,
-    StoredImages,
     change_all,
     change_rows,
-    copy_boxes,
     make_views,
     sample_numbers,
 )
@@ -199,11 +197,9 @@ def test_both_forms_of_the_augmentation_make_the_same_images(name):
     pixels = torch.from_numpy(rng.integers(0, 256, (64, 9, 9, 3), dtype=np.uint8)).repeat_interleave(8, 1)
     pixels = pixels.repeat_interleave(8, 2)
     sizes = np.stack([np.full(64, 300.0), rng.integers(200, 500, 64).astype(float)], 1)
-    stored = StoredImages(pixels, np.full((64, 2), 72.0), sizes)
     numbers = sample_numbers(2, 64, torch.Generator().manual_seed(1))
-    boxes = torch.stack([copy_boxes(sizes, stored.filled, *one) for one in zip(views, numbers, strict=True)])
-    rows = make_views(stored, views, numbers, change=change_rows)
-    static = make_views(BoxedImages.of(pixels, boxes), views, numbers, change=change_all)
+    images = stored(pixels, np.full((64, 2), 72.0), sizes, views, numbers)
+    rows, static = (make_views(images, views, numbers, change=change) for change in (change_rows, change_all))
     for one, other in zip(rows, static, strict=True):
         assert other.is_contiguous(memory_format=torch.channels_last)
         torch.testing.assert_close(one, other, atol=2e-6, rtol=0)

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from image_views import make_view
 from packed_batches import packed_batches
 from pretended_gpu import PretendedGPU
 
 from nnclr_hub.method import Gather, SupportSet
-from training.data.augment import make_view
 from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks
 from training.network import build_learner

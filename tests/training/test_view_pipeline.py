@@ -7,11 +7,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from image_views import make_view
 from scipy.stats import ks_2samp
 from torchvision.transforms import v2
 
 from training.data import augment
-from training.data.augment import blur_taps, make_view
+from training.data.augment import blur_taps
 from training.data.views import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
 
 SIZE, VIEWS = 32, 900

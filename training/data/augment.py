@@ -15,9 +15,8 @@ needed. Its operations and shapes are the same at each step, so a GPU can replay
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -45,84 +44,34 @@ SATURATION_AND_HUE = slice(OWN + 7, OWN + 9)  # of the amounts
 NUMBERS = OWN + 9
 
 
-class Pixels(Protocol):
-    """The images of a batch, from which views are cut, or cut views."""
-
-    def __len__(self) -> int: ...
-
-    def part(self, start: int, end: int) -> Pixels:
-        """Return the images from `start` to `end`."""
-        ...
-
-    def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
-        """Return the crops of a view, given by its number: (B, C, S, S) float32 in [0, 1], mirrored by `numbers`."""
-        ...
-
-
 @dataclass(frozen=True)
 class StoredImages:
-    """Copies of the images in memory; the device cuts the views.
+    """Copies of the images in memory, from which the device cuts the views.
 
     images: (B, H, W, C) uint8 or float in [0, 255].
-    filled: (B, 2) height and width of the part of `images` with the copy, at the top left.
-    sizes: (B, 2) height and width of the originals, whose coordinates the crops have.
+    boxes: (V, B, 4) float32 on the same device, the crops of each view, see `copy_boxes`.
+    sizes: (B, 2) height and width of the originals; empty where they are not needed.
     """
 
     images: Tensor
-    filled: np.ndarray
-    sizes: np.ndarray
-
-    @classmethod
-    def whole(cls, images: Tensor, aspect: Tensor) -> StoredImages:
-        """Return images (B, H, W, C) that fill the array, squashed from originals of an aspect (B,) width / height."""
-        high, wide = images.shape[1:3]
-        sizes = np.stack([np.full(len(aspect), float(high)), high * aspect.double().numpy()], axis=1)
-        scale = np.maximum(1.0, wide / sizes[:, 1:])  # no side below one pixel
-        return cls(images, np.broadcast_to(np.array([high, wide], np.float64), sizes.shape), sizes * scale)
+    boxes: Tensor
+    sizes: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
 
     def __len__(self) -> int:
         return len(self.images)
 
     def part(self, start: int, end: int) -> StoredImages:
-        return StoredImages(self.images[start:end], self.filled[start:end], self.sizes[start:end])
+        """Return the images from `start` to `end`."""
+        return StoredImages(self.images[start:end], self.boxes[:, start:end])
 
     def in_lines(self) -> StoredImages:
         """Return float32 images with the memory layout (B, H, C, W), converted once for all views."""
-        return StoredImages(_in_lines(self.images), self.filled, self.sizes)
+        return StoredImages(_in_lines(self.images), self.boxes)
 
     def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
-        flip = numbers[:, FLIP] < view.flip
-        boxes, flip = (
-            one.to(self.images.device, non_blocking=True)
-            for one in (copy_boxes(self.sizes, self.filled, view, numbers), flip)
-        )
-        return resized_crop(_in_lines(self.images), boxes, flip, view.size)
-
-
-@dataclass(frozen=True)
-class BoxedImages:
-    """Copies of the images with the boxes of all views on the device; their crops read nothing from the host.
-
-    images: (B, H, W, C) float32 in [0, 255], with the memory layout (B, H, C, W).
-    boxes: (V, B, 4) float32, see `copy_boxes`.
-    """
-
-    images: Tensor
-    boxes: Tensor
-
-    @classmethod
-    def of(cls, images: Tensor, boxes: Tensor) -> BoxedImages:
-        """Return these images (B, H, W, C), uint8 or float, with the boxes of their views."""
-        return cls(_in_lines(images), boxes)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def part(self, start: int, end: int) -> BoxedImages:
-        return BoxedImages(self.images[start:end], self.boxes[:, start:end])
-
-    def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
-        return resized_crop(self.images, self.boxes[number], numbers[:, FLIP] < view.flip, view.size)
+        """Return the crops of a view, given by its number: (B, C, S, S) float32 in [0, 1], mirrored by `numbers`."""
+        flip = (numbers[:, FLIP] < view.flip).to(self.images.device, non_blocking=True)
+        return resized_crop(_in_lines(self.images), self.boxes[number], flip, view.size)
 
 
 @dataclass(frozen=True)
@@ -140,17 +89,23 @@ class CutViews:
         return len(self.crops[0])
 
     def part(self, start: int, end: int) -> CutViews:
+        """Return the images from `start` to `end`."""
         return CutViews(tuple(one[start:end] for one in self.crops), self.sizes[start:end])
 
     def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
+        """Return the crops of a view, given by its number, in the form of those of `StoredImages`."""
         return _in_lines(self.crops[number]).permute(0, 3, 1, 2).div_(255)  # a copy, since the crops are uint8
+
+
+Pixels = StoredImages | CutViews  # of a batch
 
 
 def copy_boxes(sizes: np.ndarray, filled: np.ndarray, view: View, numbers: Tensor) -> Tensor:
     """Sample the crops of a view in pixels of the copies: (B, 4) float32 on the CPU, top, left, height and width.
 
     Args:
-        sizes, filled: see `StoredImages`.
+        sizes: (B, 2) height and width of the originals, in whose coordinates crops are sampled.
+        filled: (B, 2) height and width of the copies.
         numbers: (B, NUMBERS) on the CPU.
     """
     boxes = crop_boxes(sizes, np.array(view.scale), np.array(view.ratio), numbers.numpy()[:, :CROP_NUMBERS])
@@ -176,7 +131,7 @@ def make_views(
     """Make the views of a batch of images, in order.
 
     Args:
-        numbers: (V, B, NUMBERS) on the CPU, or on the device of `BoxedImages`; see `sample_numbers`.
+        numbers: (V, B, NUMBERS) on the CPU or on the device of the images; see `sample_numbers`.
         at_once: images to process at a time, to save memory; 0: all.
         change: default `change_rows` on a CPU and `change_all` on other devices.
 
@@ -224,12 +179,6 @@ def _make_in_parts(
         for all_images, part in zip(whole, parts, strict=True):
             all_images[start:end] = part
     return whole
-
-
-def make_view(images: Tensor, aspect: Tensor, view: View, generator: Generator, change: Change | None = None) -> Tensor:
-    """Make one view of each image of (B, H, W, C), which are squashed copies of originals of an aspect (B,)."""
-    numbers = sample_numbers(1, len(images), generator)
-    return make_views(StoredImages.whole(images, aspect), [view], numbers, change=change)[0]
 
 
 def blur_taps(size: int) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from .augment import NUMBERS, CutViews, StoredImages, sample_numbers
+from .augment import NUMBERS, Pixels, sample_numbers
 from .views import View
 
 Views = Callable[[int], Sequence[View]]  # of a step
@@ -163,7 +163,7 @@ class Batch:
     labels: (B,) int64 on the device, -1 where unknown.
     """
 
-    pixels: StoredImages | CutViews
+    pixels: Pixels
     views: Sequence[View]
     numbers: Tensor
     ids: Tensor
@@ -194,7 +194,7 @@ class PixelSource(Protocol):
 
     def fetch(
         self, rows: np.ndarray, views: Sequence[View], numbers: Tensor
-    ) -> Callable[[], tuple[StoredImages | CutViews, np.ndarray]]:
+    ) -> Callable[[], tuple[Pixels, np.ndarray]]:
         """Begin to read the images at rows (B,) for these views; the function that it returns waits for them.
 
         It returns the pixels on the device, and the rows that were read: those of images that cannot be read differ.

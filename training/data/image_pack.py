@@ -115,9 +115,10 @@ class PackedPixels:
         ready = None if self._thread is None else self._thread.submit(self._gather, rows)
 
         def wait() -> tuple[StoredImages, np.ndarray]:
-            images = self._gather(rows) if ready is None else ready.result()
-            filled, sizes = self._pack.stored[rows].astype(np.float64), self._pack.sizes[rows].astype(np.float64)
-            return StoredImages(images.to(self._where, non_blocking=True), filled, sizes), rows
+            gathered = self._gather(rows) if ready is None else ready.result()
+            boxes = self.boxes(rows, views, numbers)
+            images, boxes = (one.to(self._where, non_blocking=True) for one in (gathered, boxes))
+            return StoredImages(images, boxes, self._pack.sizes[rows]), rows
 
         return wait
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features
 from nnclr_hub.encoder.preprocessing import unit_rows
-from nnclr_hub.errors import NoImages
+from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.probe.metrics import mean_average_precision_11, top_k_accuracy
 
 from .task import Part, Task
@@ -109,16 +108,9 @@ def accuracy(right: np.ndarray, labels: np.ndarray, metric: str) -> Score:
     return Score(right * (len(labels) / (len(counts) * counts[place])))
 
 
-class Scored(Protocol):
-    """A task, or its features."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def metric(self) -> str: ...
-
-
-def metric_values(protocol: str, task: Scored, scores: np.ndarray, labels: np.ndarray) -> Iterator[tuple[str, float]]:
+def metric_values(
+    protocol: str, task: Task | Features, scores: np.ndarray, labels: np.ndarray
+) -> Iterator[tuple[str, float]]:
     """Yield ("PROTOCOL/NAME", the task's metric) and, with more than five classes, ("PROTOCOL/NAME/top5", ...).
 
     Args:
@@ -134,3 +126,11 @@ def metric_values(protocol: str, task: Scored, scores: np.ndarray, labels: np.nd
     yield f"{protocol}/{task.name}", accuracy(scores.argmax(axis=1) == labels, labels, task.metric)
     if scores.shape[1] > 5:
         yield f"{protocol}/{task.name}/top5", top_k_accuracy(scores, labels, 5)
+
+
+def require_single_label(task: Task | Features, protocol: str) -> None:
+    """Raise InvalidRequest if images have several labels, as few protocols support."""
+    if 2 in (task.train.labels.ndim, task.test.labels.ndim):
+        raise InvalidRequest(
+            f"{protocol} needs one label per image, and images of {task.name} have several; use linear."
+        )

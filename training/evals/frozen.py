@@ -15,14 +15,13 @@ from collections.abc import Iterator
 import numpy as np
 
 from nnclr_hub.encoder.preprocessing import unit_rows
-from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.probe.few_shot import SEEDS, SHOTS, few_shot_curve
 from nnclr_hub.probe.knn import knn_classify
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.metrics import retrieval as rank
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
-from .features import Features, Score, accuracy, metric_values
+from .features import Features, Score, accuracy, metric_values, require_single_label
 
 K = 20
 TEMPERATURE = 0.07
@@ -45,7 +44,7 @@ def knn(
         temperature: of the votes.
         vectors: "center", "half_whiten" or "whiten" fits `VectorTransform` on the training images, without labels.
     """
-    _require_single_label(features, "knn")
+    require_single_label(features, "knn")
     train, test = _transformed(features, vectors)
     labels = features.test.labels
     right = knn_classify(train, features.train.labels, test, k=k, temperature=temperature) == labels
@@ -94,7 +93,7 @@ def few_shot(
     features: Features, *, shots: tuple[int, ...] = SHOTS, seeds: int = SEEDS, vectors: Kind = "raw"
 ) -> Iterator[tuple[str, float]]:
     """Yield ("few_shot/NAME/5", mean accuracy over seeds) and ("few_shot/NAME/5/std", ...) per number of labels."""
-    _require_single_label(features, "few_shot")
+    require_single_label(features, "few_shot")
     train, test = (unit_rows(rows) for rows in _transformed(features, vectors))
     labels = features.train.labels, features.test.labels
     for point in few_shot_curve(train, labels[0], test, labels[1], shots=shots, seeds=seeds):
@@ -114,7 +113,7 @@ def retrieval(features: Features, *, vectors: Kind = "raw") -> Iterator[tuple[st
     Raises:
         InvalidRequest: several labels per image, or no query has a right answer in the gallery.
     """
-    _require_single_label(features, "retrieval")
+    require_single_label(features, "retrieval")
     gallery, queries = features.train, features.test
     searched, asking = _transformed(features, vectors)
     if gallery is queries:
@@ -134,10 +133,3 @@ def _transformed(features: Features, vectors: Kind) -> tuple[np.ndarray, np.ndar
         return train, test
     transform = VectorTransform.fit(train, vectors)
     return transform(train), transform(test)
-
-
-def _require_single_label(features: Features, protocol: str) -> None:
-    if 2 in (features.train.labels.ndim, features.test.labels.ndim):
-        raise InvalidRequest(
-            f"{protocol} needs one label per image, and images of {features.name} have several; use linear."
-        )

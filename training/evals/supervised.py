@@ -56,7 +56,7 @@ from ..checkpoint import load_checkpoint, save_checkpoint
 from ..cpu import choose_precision
 from ..interrupt import Interrupted, stop_signals
 from ..optimization import cosine, optimizer_of
-from .features import metric_values
+from .features import metric_values, require_single_label
 from .task import Part, Task
 
 CHUNK = 512
@@ -158,7 +158,7 @@ def semi_supervised(
     if subset and len(subset) != len(shares):
         raise InvalidRequest(f"subset needs one file list per share; got {len(shares)} shares and {len(subset)} lists.")
     train = subject.task.train
-    _require_single_label(subject.task, "semi_supervised")
+    require_single_label(subject.task, "semi_supervised")
     for number, share in enumerate(shares):
         chosen = _listed(train, Path(subset[number])) if subset else stratified(train.labels, share, seed)
         part = train.keep(chosen)
@@ -344,7 +344,7 @@ class ClassifierTrainer:
             image_size: side in pixels; 0: the encoder's. A vision transformer's positions are resampled.
         """
         part = part or self.task.train
-        _require_single_label(self.task, title)
+        require_single_label(self.task, title)
         made = self._untrained(plan, image_size, drop_path)
         labels = hashlib.sha256(part.labels.tobytes())
         labels.update("\n".join(map(str, part.paths)).encode("utf-8", "surrogateescape"))
@@ -382,11 +382,6 @@ class ClassifierTrainer:
             torch.manual_seed(plan.seed)
             model = Classifier(backbone, len(self.task.classes))
         return TrainedClassifier(model, architecture, arguments, preprocessing, self)
-
-
-def _require_single_label(task: Task, title: str) -> None:
-    if task.train.labels.ndim == 2:
-        raise InvalidRequest(f"{title} needs one label per image, and images of {task.name} have several; use linear.")
 
 
 # ------------------------------------------------------------------------------ training
