@@ -1,7 +1,6 @@
 """nnclr attention and attention-grid write the maps of the library and refuse invalid calls."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest

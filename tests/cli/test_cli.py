@@ -1,10 +1,7 @@
 """The verbs: what they do, what they print, and how they say no."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
