@@ -1,6 +1,7 @@
 """nnclr attention and attention-grid write the maps of the library and refuse invalid calls."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -121,3 +122,16 @@ def test_a_center_prior_of_a_part_is_refused(model, image_files, tmp_path, words
     line = refused("attention", image_files[0], "--center-prior", *more, code=2)
     assert "--center-prior" in line
     assert option in line
+
+
+def test_a_folder_of_images_is_no_place_for_maps(model, image_files, tmp_path):
+    for folder, number in (("a", 0), ("b", 1)):
+        (tmp_path / folder).mkdir()
+        shutil.copy(image_files[number], tmp_path / folder)
+    here, other = tmp_path / "a" / image_files[0].name, tmp_path / "b" / image_files[1].name
+    for words in ((here, "--out", here.parent), (here, "--out", other.parent), (here, "--target", other)):
+        more = ("--out", other.parent) if "--target" in words else ()
+        assert "--out" in refused("attention", *words, *more, "--model", model, code=2)
+    assert [one.name for one in other.parent.iterdir()] == [other.name]
+    output_of("attention", here, "--model", model, "--out", here.parent / "maps")
+    output_of("attention", here, "--model", model, "--out", here.parent / "maps")

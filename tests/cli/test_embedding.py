@@ -11,7 +11,8 @@ import pytest
 from commands import nnclr
 
 from nnclr_hub import load_encoder, open_store
-from nnclr_hub.bulk import joined_file, local, open_shards
+from nnclr_hub.bulk import joined_file, local, open_shards, plan
+from nnclr_hub.cli import embedding
 
 ROOT = Path(__file__).parents[2]
 
@@ -164,3 +165,8 @@ def test_embedding_only_broken_images_fails(model, tmp_path):
     (tmp_path / "broken" / "one.jpg").write_bytes(b"no image")
     for out in ((), ("--out", tmp_path / "v"), ("--out", tmp_path / "v.npy")):
         assert "None of the 1 images" in ran("embed", tmp_path / "broken", "--model", model, *out, code=1)[1]
+
+
+def test_the_default_shard_size_equals_the_librarys():
+    assert embedding.SHARD_SIZE == plan.SHARD_SIZE
+    assert f"[default: {plan.SHARD_SIZE}]" in ran("embed", "--help")[0]

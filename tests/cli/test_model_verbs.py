@@ -142,3 +142,11 @@ def test_a_model_without_files_cannot_be_verified_or_copied(tmp_path):
     assert "random:resnet18" in refused("verify", "random:resnet18", code=2)
     assert "resnet18" in refused("download", "random:resnet18", "--to", tmp_path / "x", code=2)
     assert "did you mean" in refused("verify", "nnclr_resnet18_small_cpu_startr", code=2)
+
+
+def test_verify_refuses_changed_weights(copy):
+    output_of("verify", copy)
+    data = (copy / WEIGHTS).read_bytes()
+    for changed in (data[:-1] + bytes([data[-1] ^ 1]), data[: len(data) // 2]):
+        (copy / WEIGHTS).write_bytes(changed)
+        assert "is not the file that its config.json records" in refused("verify", copy, code=1)

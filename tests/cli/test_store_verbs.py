@@ -343,3 +343,21 @@ def test_a_key_without_a_near_one_is_named_with_the_existing_ones(nnclr, store):
     assert "'weather'" in err
     assert "camera.model" in err
     assert "did you mean 'camera.model'?" in nnclr("facets", "photos", "camera.modell")[2]
+
+
+def test_a_backup_does_not_rely_on_a_damaged_chunk(nnclr, store, tmp_path):
+    to = tmp_path / "backups"
+    assert nnclr("backup", to)[0] == 0
+    for chunk in to.glob("chunks/*"):
+        content = bytearray(chunk.read_bytes())
+        content[len(content) // 2] ^= 1
+        chunk.write_bytes(content)
+    assert commands.nnclr("store", "verify-backup", to)[0] == 1
+    with open_store(str(store)) as opened:
+        opened.get("photos").delete(["i00"])
+    second = json.loads(nnclr("backup", to, "--json")[1])
+    found = {one["id"]: one["ok"] for one in json.loads(commands.nnclr("store", "verify-backup", to, "--json")[1])}
+    assert found[second["id"]]
+    assert commands.nnclr("store", "restore", to, tmp_path / "restored")[0] == 0
+    with open_store(str(tmp_path / "restored"), read_only=True) as opened:
+        assert opened.get("photos").count() == 29
