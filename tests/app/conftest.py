@@ -69,40 +69,53 @@ def desktop(chromium) -> Iterator[Any]:
 
 
 @pytest.fixture
-def opened(chromium, desktop, served) -> Iterator[Callable[..., Any]]:
+def opened(desktop, chromium, served) -> Iterator[Callable[..., Any]]:
     """Return opened(path="/", allowed=(), **context), which opens a page of the module's server as on a first visit.
 
     Afterwards, the console must have no errors (except lines with a word of `allowed`), and no request may have gone to
-    another host.
+    another host. The first page of each test is the same one, because the process of a page takes longer to start than
+    most tests; options of a context give a new one, which a test needs that changes more than the page shows.
     """
+    main = desktop.pages[0] if desktop.pages else desktop.new_page()
     contexts: list[Any] = []
     pages: list[Any] = []
+    expected: list[str] = []
     problems: list[str] = []
 
+    def note(line: str) -> None:
+        if not any(word in line for word in expected):
+            problems.append(line)
+
+    listeners: dict[str, Callable[[Any], None]] = {
+        "console": lambda message: note(message.text) if message.type == "error" else None,
+        "pageerror": lambda error: note(str(error)),
+        "request": lambda r: note(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None,
+    }
+
     def open_page(path: str = "/", allowed: tuple[str, ...] = (), **context: Any) -> Any:
+        expected.extend(allowed)
         if context:
             contexts.append(chromium.new_context(**(DESKTOP | context)))
-        page = (contexts[-1] if context else desktop).new_page()
+        page = contexts[-1].new_page() if context else desktop.new_page() if main in pages else main
         pages.append(page)
         page.set_default_timeout(60_000)
-
-        def note(line: str) -> None:
-            if not any(word in line for word in allowed):
-                problems.append(line)
-
-        page.on("console", lambda message: note(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: note(str(error)))
-        page.on("request", lambda r: note(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None)
+        for event, listener in listeners.items():
+            page.on(event, listener)
         page.goto(served.url + path)
         return page
 
     yield open_page
     for one in [*pages, *contexts]:
-        one.close()
-    page = desktop.new_page()
-    page.goto(f"{served.url}/app/icon.svg")
-    page.evaluate("localStorage.clear()")
-    page.close()
+        if one is not main:
+            one.close()
+    if main in pages:
+        for event, listener in listeners.items():
+            main.remove_listener(event, listener)
+        main.unroute_all(behavior="ignoreErrors")
+        main.goto(f"{served.url}/app/icon.svg")
+        main.evaluate("localStorage.clear(), sessionStorage.clear()")
+        main.set_viewport_size(DESKTOP["viewport"])
+        main.mouse.move(0, 0)
     desktop.clear_cookies()
     assert problems == []
 

@@ -1,10 +1,7 @@
 """The verbs: what they do, what they print, and how they say no."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -67,15 +64,6 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
     with open_store(str(store)):
         assert "Error" in refused("index", folder, *call, code=1)
         assert nnclr("search", image_files[0], *call)[0] == 0  # reading works while another process writes
-    run = tmp_path / "run"
-    assert "small_cpu" in refused("pretrain", "small_gpu", "--data", folder, "--out", run, code=2)
-    assert "epochs" in refused("pretrain", "small_cpu", "--set", "epoch=3", code=2)
-    assert "epochs" in refused("pretrain", "small_cpu", "--set", "epochs=many", code=2)
-    assert "KEY=VALUE" in refused("pretrain", "small_cpu", "--set", "epochs", code=2)
-    assert "must be above 0" in refused("pretrain", "small_cpu", "--set", "epochs=0", code=2)
-    assert "--data" in refused("pretrain", "small_cpu", code=2)
-    assert str(empty) in refused("pretrain", "small_cpu", "--data", empty, "--out", run, code=2)
-    assert not run.exists()
 
 
 def test_index_chooses_what_a_new_collection_compares(folder, store, model):
@@ -104,45 +92,3 @@ def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, sto
         opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must": []})
     shutil.copy(moved / "cat" / "01.jpg", moved / "cat" / "00.jpg")
     assert "laptop" in refused("index", moved, "--collection", "c", "--store", store, "--model", model, code=2)
-
-
-@pytest.mark.slow
-def test_a_killed_index_keeps_every_acknowledged_item(photos, store, model, tmp_path):
-    """kill -9 between two batches; what the bar had counted is there, and a rerun completes it."""
-    big = tmp_path / "big"
-    for i in range(6):
-        shutil.copytree(photos, big / str(i))
-    code = (
-        "import sys\n"
-        "from nnclr_hub.store import open_store\n"
-        "from nnclr_hub.workbench import Encoders, Workbench\n"
-        "from pathlib import Path\n"
-        "bench = Workbench(Encoders(sys.argv[1]), open_store(sys.argv[2]))\n"
-        "bench.index_folder('c', Path(sys.argv[3]), progress=lambda done, total: print(done, flush=True))"
-    )
-    command = [sys.executable, "-c", code, str(model), str(store), str(big)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        done = 0
-        for line in process.stdout:
-            done = int(line)
-            if done >= 128:
-                process.kill()
-    with open_store(str(store), read_only=True) as opened:
-        count = opened.get("c").count()
-    assert done <= count < 360
-    report = index(big, store, model=model)
-    assert report["items"] == 360
-    assert report["unchanged"] == count
-
-
-def test_odd_names_and_dangling_links_do_not_stop_an_index(folder, store, model, image_files):
-    shutil.copy(image_files[0], os.fsencode(folder) + b"/not\xff\xfeutf8.jpg")
-    shutil.copy(image_files[0], folder / "line\nbreak ünï.jpg")
-    (folder / "dangling.jpg").symlink_to("nowhere")
-    (folder / "loop").symlink_to("..")
-    report = index(folder, store, model=model)
-    assert (report["added"], report["unchanged"]) == (62, 0)
-    assert [Path(path).name for path, _ in report["broken"]] == ["dangling.jpg"]
-    again = index(folder, store, model=model)
-    assert (again["added"], again["unchanged"]) == (0, 62)

@@ -3,16 +3,12 @@
 import io
 import json
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 from commands import nnclr
-from waiting import until
 
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.bulk import joined_file, local, open_shards, plan
@@ -141,13 +137,6 @@ def test_a_new_folder_may_end_in_a_version_or_a_date(photos, model, tmp_path, na
     assert not open_shards(tmp_path / name).missing
 
 
-def test_each_part_reports_the_missing_shards(photos, model, tmp_path):
-    call = ("embed", photos, "--model", model, "--out", tmp_path / "v", "--shard-size", 20)
-    assert "2 of 3 shards are still missing" in ran(*call, "--part", "1/2")[1]
-    assert "2 of 3 shards" in ran("store", "import", tmp_path / "v", "--collection", "c", code=2)[1]
-    assert "missing" not in ran(*call, "--part", "2/2")[1]
-
-
 def test_names_match_the_rows_and_broken_images_have_reasons(image_files, model, tmp_path):
     folder = tmp_path / "odd"
     folder.mkdir()
@@ -171,11 +160,6 @@ def test_shards_removed_by_another_process_are_reported(photos, model, tmp_path,
     assert "another process" in said
 
 
-def test_the_default_shard_size_equals_the_librarys():
-    assert embedding.SHARD_SIZE == plan.SHARD_SIZE
-    assert f"[default: {plan.SHARD_SIZE}]" in ran("embed", "--help")[0]
-
-
 def test_embedding_only_broken_images_fails(model, tmp_path):
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"no image")
@@ -183,23 +167,6 @@ def test_embedding_only_broken_images_fails(model, tmp_path):
         assert "None of the 1 images" in ran("embed", tmp_path / "broken", "--model", model, *out, code=1)[1]
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_reports_how_to_continue_and_continues(photos, model, expected, tmp_path, monkeypatch):
-    """After Ctrl-C in the middle of an array, complete shards are not written again."""
-    call = ["embed", *[str(photos)] * 20, "--model", str(model), "--shard-size", "60", "--out", str(tmp_path / "v.npy")]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "nnclr_hub.cli", *call], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    shards = tmp_path / "v.npy.shards"
-    until(lambda: len(list(shards.glob("shard-*"))) > 1 or process.poll() is not None)
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate()
-    assert process.returncode == 130
-    assert "run the same command again" in said
-    missing, written = open_shards(shards).missing, []
-    assert 1 <= len(missing) <= 18
-    write = local.write_shard
-    monkeypatch.setattr(local, "write_shard", lambda *given: written.append(given[2]) or write(*given))
-    ran(*call)
-    assert tuple(written) == missing
-    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), np.tile(expected, (20, 1)), atol=1e-6)
+def test_the_default_shard_size_equals_the_librarys():
+    assert embedding.SHARD_SIZE == plan.SHARD_SIZE
+    assert f"[default: {plan.SHARD_SIZE}]" in ran("embed", "--help")[0]

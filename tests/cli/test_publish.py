@@ -9,7 +9,9 @@ import torch
 from commands import nnclr
 
 from nnclr_hub import load_encoder
-from nnclr_hub.hub.layout import GRAPH, read_config
+from nnclr_hub.hub.layout import read_config
+
+pytestmark = pytest.mark.usefixtures("without_graphs")
 
 
 def test_export_reports_skipped_checks(model, tmp_path):
@@ -19,7 +21,6 @@ def test_export_reports_skipped_checks(model, tmp_path):
     assert "Accuracies of the run" in text
     card = (tmp_path / "copy" / "README.md").read_text()
     assert "Weights: mit. Training images: my own." in card
-    assert (tmp_path / "copy" / GRAPH).is_file()
     assert read_config(tmp_path / "copy").nnclr["rechecked"] == {"knn20/made_up": None}
 
 

@@ -289,10 +289,6 @@ def test_a_backup_names_what_ends_its_failures(nnclr, store, tmp_path, remedy):
     assert str(tmp_path / "backups") in out
 
 
-def test_a_backup_without_a_destination_says_how_to_name_one(nnclr):
-    assert "nnclr store backup" in error_line(nnclr("backup"), 2)
-
-
 def test_a_table_without_rows_changes_nothing(nnclr, store, tmp_path):
     """`nnclr inspect` writes such a table for a finding without entries."""
     table = tmp_path / "suspect_labels.csv"

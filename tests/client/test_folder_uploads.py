@@ -88,23 +88,6 @@ def test_pruning_under_another_source_names_the_first_one(collection, folder, mo
         assert [one for one in caplog.records if "source" in one.getMessage()] == []
 
 
-def test_two_folders_of_one_name_do_not_replace_each_others_items(collection, image_files, tmp_path):
-    folders = [tmp_path / parent / "photos" for parent in "ab"]
-    for folder, image in zip(folders, image_files, strict=False):
-        folder.mkdir(parents=True)
-        shutil.copy(image, folder / "1.jpg")
-    assert collection.index_folder(folders[0]).added == 1
-    [before] = collection.scroll().items
-    with pytest.raises(InvalidRequest) as refused:
-        collection.index_folder(folders[1])
-    [after] = collection.scroll().items
-    assert after.metadata == before.metadata
-    assert repr(before.metadata["root"]) in str(refused.value)
-    shutil.copy(image_files[2], folders[0] / "1.jpg")
-    assert collection.index_folder(folders[0]).updated == 1
-    assert collection.index_folder(FolderRequest(folders[1], source=before.metadata["root"])).updated == 1
-
-
 def test_an_archive_of_the_same_name_is_refused_and_a_moved_one_is_unchanged(collection, folder, tmp_path):
     """Their images have the same ids, and often also the same sizes and times."""
     for part in ("train", "val"):

@@ -63,12 +63,6 @@ def test_markdown_is_checked_outside_code_and_links(tmp_path):
     assert len(findings(tmp_path / "bad.md", code + "It is beside the image.\n")) == 1
 
 
-def test_long_lines_of_markdown_are_findings_except_tables(tmp_path):
-    words = "word " * 30
-    assert findings(tmp_path / "good.md", f"| {words} |\n") == []
-    assert len(findings(tmp_path / "bad.md", f"{words}\n")) == 1
-
-
 def test_paths_limit_what_is_checked():
     checked = LINT.tracked([".ci/lint_prose.py", "Makefile", "README.md"])
     assert {path.name for path in checked} == {"Makefile", "README.md"}

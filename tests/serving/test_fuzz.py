@@ -1,24 +1,24 @@
 """Random requests to every operation: no server error, and no response that OpenAPI does not describe."""
 
-import re
 import zlib
+from collections.abc import Callable
 from copy import deepcopy
+from functools import cache
+from typing import Any
 
 import httpx
 import pytest
 import requests
-import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
 from rest_requests import ended, upload
-from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from nnclr_hub.workbench.requests import FORMATS
 from serving.openapi import document
 
 SHORT, LONG = 8, 300
 QUIET = {"deadline": None, "suppress_health_check": list(HealthCheck), "database": None}
-# Without `explicit`: its combinations of boundary values are up to 3,000 requests for an operation, and pytest would
-# make all of them before the first test runs.
+# Without `explicit`: its combinations of boundary values are up to 3,000 requests for an operation.
 RANDOM = (Phase.generate,)
 # existing names, because most other requests would end with 404
 KNOWN = {"name": "photos", "id": "tom", "alias": "live", "number": "latest"}
@@ -46,9 +46,6 @@ NOT_DESCRIBED = {
     "POST /api/v1/probes/{name}/predict": "which vectors belong to the probe",
 }
 
-# files to import are bytes
-schemathesis.serializer.alias([one.media_type for one in FORMATS.values()], "application/octet-stream")
-
 
 def described() -> dict:
     """Return OpenAPI with filters of two levels, because schemathesis cannot negate a schema that contains itself."""
@@ -63,7 +60,15 @@ def described() -> dict:
     return whole
 
 
-schema = schemathesis.openapi.from_dict(described())
+@cache
+def operations() -> dict[str, Any]:
+    """Return the operations by label. schemathesis takes seconds to import, in each process that collects tests."""
+    import schemathesis
+
+    # files to import are bytes
+    schemathesis.serializer.alias([one.media_type for one in FORMATS.values()], "application/octet-stream")
+    found = schemathesis.openapi.from_dict(described()).get_all_operations()
+    return {one.ok().label: one.ok() for one in found}
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +83,8 @@ def server(model, tmp_path_factory, serve):
 @pytest.fixture(scope="module")
 def sent(server, image_files):
     """Return a function that sends a case and compares the response with its description."""
+    from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
+
     with requests.Session() as session:
 
         def restore() -> None:
@@ -116,29 +123,28 @@ def sent(server, image_files):
         assert session.get(f"{server.url}/readyz").status_code == 200
 
 
-def fuzzed(label: str):
-    """Make a quick and a long test of an operation; xdist runs only one of several tests of the same name."""
-    operation = schema.include(name=label)
-
-    @operation.parametrize()
-    @settings(max_examples=SHORT, phases=RANDOM, derandomize=True, **QUIET)
-    def strange_requests_are_answered_as_described(case, sent):
-        sent(case)
-
-    @pytest.mark.slow
-    @operation.parametrize()
-    @settings(max_examples=LONG, phases=RANDOM, **QUIET)
-    def very_many_strange_requests_are_answered_as_described(case, sent):
-        sent(case)
-
-    return strange_requests_are_answered_as_described, very_many_strange_requests_are_answered_as_described
+LABELS = [f"{method.upper()} {path}" for path, methods in document()["paths"].items() for method in methods]
 
 
-LABELS = [result.ok().label for result in schema.get_all_operations()]
-for label in LABELS:
-    for fuzz in fuzzed(label):
-        globals()[f"test_{fuzz.__name__}_{re.sub(r'[^a-z]+', '_', label.lower()).strip('_')}"] = fuzz
+def fuzz(label: str, sent: Callable[[Any], None], **options: Any) -> None:
+    """Send requests that the schema allows, and requests that it does not allow."""
+    from schemathesis import GenerationMode
+
+    cases = st.one_of([operations()[label].as_strategy(generation_mode=mode) for mode in GenerationMode])
+    settings(phases=RANDOM, **QUIET, **options)(given(case=cases)(lambda case: sent(case)))()
+
+
+@pytest.mark.parametrize("label", LABELS)
+def test_strange_requests_are_answered_as_described(label, sent):
+    fuzz(label, sent, max_examples=SHORT, derandomize=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", LABELS)
+def test_very_many_strange_requests_are_answered_as_described(label, sent):
+    fuzz(label, sent, max_examples=LONG)
 
 
 def test_no_operation_is_left_out():
-    assert len([name for name in globals() if name.startswith("test_strange")]) == len(set(LABELS)) > 40
+    assert set(LABELS) == set(operations())
+    assert len(LABELS) > 40

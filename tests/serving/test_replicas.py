@@ -1,14 +1,9 @@
-"""Replicas without Ray: health, resources, settings, drain, and the proxy; test_ray_serve.py runs real ones."""
+"""Replicas without Ray: health, resources, settings, and the proxy; test_ray_serve.py runs real ones."""
 
 import asyncio
-import math
 import pickle
-import shutil
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import anyio
 import httpx
@@ -21,13 +16,10 @@ from nnclr_hub.cli.app import app as cli
 from nnclr_hub.client.transport import Answer, error_of
 from nnclr_hub.errors import InvalidRequest, NotReady, Overloaded, ServerUnreachable
 from nnclr_hub.store import open_store
-from serving.ray_serve import NAME, LabeledRegistry, ProxyResponses, Replica, deployed, share
+from serving.ray_serve import LabeledRegistry, ProxyResponses, Replica, share
 from serving.readiness import Readiness
 from serving.settings import Settings
 from serving.telemetry import Metrics
-
-# ---- replicas without Ray: health, resources, settings, drain; test_ray_serve.py runs real ones
-
 
 READY = Readiness(
     status="ready",
@@ -97,133 +89,16 @@ def test_settings_for_other_machines_contain_hashes_of_the_keys(tmp_path):
     }
 
 
-class RayError(Exception):
-    """The base class of errors in the fake Ray."""
-
-
-class Cluster:
-    """A fake of ray and ray.serve that records calls.
-
-    Args:
-        fails: the calls that raise, and what.
-        lasting: number of status calls until a deleted application disappears.
-        message: of the deployment; None if there is no deployment.
-    """
-
-    def __init__(self, fails: dict[str, Exception] | None = None, lasting: float = 2, message: str | None = "") -> None:
-        self.calls: list[str] = []
-        self.sent: tuple[Any, ...] = ()
-        self._fails, self._lasting, self._message = fails or {}, lasting, message
-        self.exceptions = SimpleNamespace(RayError=RayError)
-        self.util = SimpleNamespace(list_named_actors=lambda all_namespaces: [])
-        self.serve = SimpleNamespace(
-            exceptions=SimpleNamespace(RayServeException=RayError),
-            start=self._noted("start"),
-            ingress=lambda: lambda cls: cls,
-            deployment=lambda cls: SimpleNamespace(options=lambda **given: SimpleNamespace(bind=self._bind)),
-            run=self._noted("run"),
-            get_app_handle=lambda name: SimpleNamespace(broadcast=self._broadcast),
-            delete=self._noted("delete"),
-            status=self._status,
-            shutdown=self._noted("serve.shutdown"),
-        )
-        self.init, self.shutdown = self._noted("init"), self._noted("shutdown")
-
-    def nodes(self) -> list[dict[str, Any]]:
-        return [{"Alive": True, "Resources": {"CPU": 2.0}}]
-
-    def _noted(self, name: str) -> Callable[..., None]:
-        def call(*_: Any, **__: Any) -> None:
-            self.calls.append(name)
-            if name in self._fails:
-                raise self._fails[name]
-
-        return call
-
-    def _bind(self, *given: Any) -> None:
-        self.sent = given
-
-    def _broadcast(self, method: str) -> SimpleNamespace:
-        return SimpleNamespace(results=self._noted(method))
-
-    def _status(self) -> SimpleNamespace:
-        if "delete" in self.calls:
-            self._lasting -= 1
-        there = self._message is not None and self._lasting > 0
-        about = SimpleNamespace(deployments={NAME: SimpleNamespace(message=self._message)})
-        return SimpleNamespace(applications={NAME: about} if there else {})
-
-
-@pytest.fixture
-def stand_in(monkeypatch) -> Callable[..., Cluster]:
-    """Return a function that replaces the package ray by a fake cluster."""
-    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # the command sets both; monkeypatch restores them
+@pytest.fixture(autouse=True)
+def environment(monkeypatch) -> None:
+    """The command sets both variables; monkeypatch restores them."""
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
 
-    def put(**given: Any) -> Cluster:
-        cluster = Cluster(**given)
-        monkeypatch.setitem(sys.modules, "ray", cluster)
-        monkeypatch.setitem(sys.modules, "ray.serve", cluster.serve)
-        return cluster
 
-    return put
-
-
-def deploy(store: Path, *, model: str | None = None, address: str | None = "auto", deadline_s: float = 30.0) -> None:
-    with deployed(Settings(deadline_s=deadline_s), str(store), model, replicas=1, address=address):
-        pass
-
-
-def test_a_drain_closes_streams_first_and_waits_for_the_replicas(stand_in, tmp_path):
-    cluster = stand_in(lasting=3)
-    deploy(tmp_path / "store")
-    assert cluster.calls == ["init", "start", "run", "close_streams", "delete", "serve.shutdown", "shutdown"]
-    assert NAME not in cluster.serve.status().applications
-
-
-@pytest.mark.parametrize("fails", [{}, {"close_streams": TimeoutError("x")}, {"delete": RayError("x")}])
-def test_a_drain_that_fails_or_takes_too_long_is_logged_and_ray_serve_shuts_down(
-    stand_in, tmp_path, monkeypatch, caplog, fails
-):
-    monkeypatch.setattr("serving.ray_serve.GRACE_S", 0)
-    cluster = stand_in(fails=fails, lasting=math.inf)
-    deploy(tmp_path / "store", deadline_s=0.5)  # rounded up to 1 s
-    assert cluster.calls[-2:] == ["serve.shutdown", "shutdown"]
-    assert caplog.messages
-    assert ("TimeoutError" in caplog.text or "after 1 s" in caplog.text) == ("delete" not in fails)
-
-
-@pytest.mark.parametrize(
-    ("fails", "message", "reason"),
-    [
-        ({"start": RayError("no proxy came up")}, None, "no proxy came up"),
-        ({"run": RuntimeError("Deploying failed")}, None, "Deploying failed"),
-        ({"run": RuntimeError("Deploying failed")}, "Traceback\nNotReady: out of memory", "out of memory"),
-        ({"start": RayError("the first"), "serve.shutdown": RayError("the second")}, None, "the first"),
-    ],
-)
-def test_a_failed_start_reports_the_reason_and_cleans_up(stand_in, tmp_path, fails, message, reason):
-    cluster = stand_in(fails=fails, message=message)
-    with pytest.raises(NotReady, match=reason):
-        deploy(tmp_path / "store")
-    assert "delete" not in cluster.calls, "there was nothing to delete"
-    assert cluster.calls[-2:] == ["serve.shutdown", "shutdown"]
-
-
-def test_replicas_get_absolute_paths_of_store_and_model(stand_in, model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    shutil.copytree(model, tmp_path / "weights" / "x")
-    for source in ("weights/x", "local-dir:weights/x", "weights/x/model.safetensors"):
-        cluster = stand_in()
-        deploy(Path("store"), model=source, address=None)
-        _, store, sent, *_ = cluster.sent
-        assert store == str(tmp_path / "store")
-        assert str(tmp_path / "weights" / "x") in sent
-        assert "serve.shutdown" not in cluster.calls, "Ray Serve ends with its cluster"
-
-
-def test_a_store_for_one_process_is_refused_with_alternatives_for_several(stand_in, tmp_path):
-    stand_in()
+def test_a_store_for_one_process_is_refused_with_alternatives_for_several(tmp_path, monkeypatch):
+    for package in ("ray", "ray.serve"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace(serve=None))
     folder = tmp_path / "store"
     flags = ["serve", "--store", str(folder), "--model", "random:test_resnet", "--port", "0", "--replicas", "2"]
     refused = CliRunner().invoke(cli, flags)
@@ -239,8 +114,6 @@ def test_a_store_for_one_process_is_refused_with_alternatives_for_several(stand_
 
 def test_without_ray_the_error_names_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # the command sets both; monkeypatch restores them
-    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     store = tmp_path / "store"
     flags = ["serve", "--store", str(store), "--model", "random:test_resnet", "--port", "0", "--replicas", "1"]
     refused = CliRunner().invoke(cli, flags)

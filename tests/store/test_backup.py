@@ -5,8 +5,6 @@ import random
 import resource
 import signal
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from contextlib import closing, contextmanager
@@ -15,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import refused
 from fsspec.core import url_to_fs
 from store.backups import chunks_at, contents, restored
 from store.crash.small import open_small_store
@@ -296,10 +295,7 @@ def test_a_collection_that_cannot_be_read_does_not_block_the_others(fault, tmp_p
     else:
         with closing(sqlite3.connect(file)) as connection:
             connection.execute("PRAGMA user_version = 99")
-    command = [sys.executable, "-m", "nnclr_hub.cli", "store", "backup", str(to), "--keep", "1"]
-    said = subprocess.run([*command, "--store", str(tmp_path / "store")], capture_output=True, text=True, timeout=60)
-    assert said.returncode == 1
-    assert "not b;" in " ".join(said.stderr.split())
+    assert "not b;" in refused("store", "backup", to, "--keep", 1, "--store", tmp_path / "store", code=1)
     first, last = list_backups(to)  # the old one has what is damaged now, so it is kept
     assert (len(first.collections), last.collections) == (3, {"a": 30, "c": 30})
     assert (first.missing, last.missing) == ((), ("b",))
@@ -345,16 +341,16 @@ def test_a_destination_that_fails_is_not_damage_of_a_collection(tmp_path):
 def test_two_backups_to_one_folder_do_not_run_at_once(tmp_path):
     with open_small_store(tmp_path / "store") as store:
         filled(store)
-        refused = []
+        attempts = []
 
         def concurrently() -> None:
             with pytest.raises(StoreLocked):
                 back_up(store, tmp_path / "backups", keep=1)
-            refused.append(True)
+            attempts.append(True)
 
         with failpoints.at("backup.chunks", concurrently):
             first = back_up(store, tmp_path / "backups")
-        assert refused
+        assert attempts
         assert list(verify_backups(tmp_path / "backups")) == [first.id]
         with failpoints.at("backup.chunks", lambda: 1 / 0), pytest.raises(ZeroDivisionError):
             back_up(store, tmp_path / "backups")

@@ -38,13 +38,6 @@ def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     assert len(set(fingerprints.values())) == 3, "random weights are a different encoder"
 
 
-def test_a_data_folder_may_be_named_like_a_detail_of_a_score(data, model, tmp_path):
-    folder = shutil.copytree(data, tmp_path / "std")
-    code, shown, err = nnclr("eval", "knn,linear,retrieval", model, "--data", folder, "--out", tmp_path / "o")
-    assert code == 0, err
-    assert "nan" not in shown
-
-
 def test_existing_results_are_not_computed_again(data, model, tmp_path):
     call = ("eval", "knn", model, "--data", data, "--out", tmp_path)
     nnclr(*call)
