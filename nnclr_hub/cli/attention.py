@@ -83,10 +83,8 @@ def attention(
 
     check_opacity(opacity)
     query = _query(point, box)
-    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior is not False)
-    others = {"point": point, "box": box, "target": target or None, "head": head, "threshold": threshold}
-    if center_prior and (given := [name for name, value in others.items() if value is not None]):
-        raise InvalidRequest(f"--center-prior shows the map of the whole image; leave it out, or --{given[0]}.")
+    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior)
+    settings.has_prior(len(target))  # refuses it for targets before anything is loaded
     paths = _output_paths(image, target, to)
     source = reading.within(model)
     decoded, *_ = [_read(one, source) for one in (image, *target)]

@@ -298,7 +298,7 @@ class Client:
         threshold: float | None = None,
         max_side: int | None = None,
         *,
-        center_prior: bool = True,
+        center_prior: bool | None = None,
         model: str | None = None,
         collection: str | None = None,
     ) -> AttentionMap | list[AttentionMap]:
@@ -316,8 +316,7 @@ class Client:
         if several and not targets:
             raise InvalidRequest("The list of target images is empty; leave target out, or give an image.")
         said = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
-        said["center_prior"] = center_prior
-        said |= {"model": model, "collection": collection, **_query_fields(query)}
+        said |= {"center_prior": center_prior, "model": model, "collection": collection, **_query_fields(query)}
         files = [image_file(one) for one in (image, *targets)]
         parts = [("target" if i else "image", file) for i, file in enumerate(files)]
         fields = {"query": to_json({name: value for name, value in said.items() if value is not None})}
