@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 PROGRAMS = ("training", "serving", "app")
 # modules that every package may import
 GROUND = {"errors", "cache", "cores", "csv_table", "file_replacement", "html_table", "lazy_names"}
-GROUND |= {"missing_values", "progress", "read_ahead", "remote_files", "table_rows", "terminal"}
+GROUND |= {"missing_values", "plural", "progress", "read_ahead", "remote_files", "table_rows", "terminal"}
 # package of nnclr_hub -> the packages it may import
 FLOORS: dict[str, set[str]] = {
     **{name: set() for name in GROUND},

@@ -21,6 +21,7 @@ from nnclr_hub.cli.verbs import (
     print_json,
 )
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -142,7 +143,7 @@ def attention_grid(
         ]
         print_json({"file": str(to), "images": [str(image) for image in images], "columns": shown})
         return
-    out.print(f"Wrote {to} ({len(images)} images x {len(columns)} encoders)")
+    out.print(f"Wrote {to} ({counted(len(images), 'image')} x {counted(len(columns), 'encoder')})")
 
 
 def _read(path: Path, model: str | None = None) -> Image.Image:

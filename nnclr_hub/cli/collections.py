@@ -25,6 +25,7 @@ from nnclr_hub.cli.verbs import (
     Model,
     bar,
     check_file,
+    described,
     err,
     fail,
     list_broken,
@@ -39,6 +40,7 @@ from nnclr_hub.cli.verbs import (
     show,
 )
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from nnclr_hub.images.reading import ImageReading
@@ -137,13 +139,13 @@ def index(
     if not as_json:
         list_broken(report.broken)
         if report.empty:  # files of other formats are reported when the folder is listed
-            err.print(f"left out: {report.empty} empty tiles")
+            err.print(f"left out: {counted(report.empty, 'empty tile')}")
     kept = f" {report.kept} kept (their files may exist)," if report.kept else ""
     show(
         as_json,
         {"collection": collection, "items": total, **asdict(report)},
         f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
-        f"{report.removed} removed,{kept} {len(report.broken)} broken; {total} items in {place.address}",
+        f"{report.removed} removed,{kept} {len(report.broken)} broken; {counted(total, 'item')} in {place.address}",
     )
     if report.broken and not report.added + report.updated + report.unchanged:
         raise none_read(len(report.broken))
@@ -247,7 +249,7 @@ def search(
         if sheet is not None and rows:
             write_contact_sheet(sheet, rows, there.thumbnail, how)
             err.print(f"Wrote {sheet}.", soft_wrap=True)
-    if as_json and rows:
+    if as_json:
         bodies = [_in_json(answer) for _, _, answer in titled]
         print_json(bodies[0] if len(queries) == 1 else bodies)
     for row in rows if not as_json and sheet is None else ():
@@ -307,7 +309,7 @@ def _rows(path: Path | None) -> Any:
 
 def _in_json(answer: Answer) -> dict[str, Any]:
     if isinstance(answer, NNCLRHubError):
-        return {"error": {"code": answer.code, "detail": str(answer)}}
+        return {"error": described(answer)}
     matches = []
     for match in answer:
         one: dict[str, Any] = {"id": match.id, "score": match.score, "metadata": dict(match.metadata)}

@@ -16,6 +16,7 @@ from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.images.tiles import is_empty
+from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
@@ -70,7 +71,7 @@ def index_folder(
         _refuse_other_tiles(collection, listing, known)
     changes = find_changes(listing, known, prune=request.prune)
     if request.prune:
-        advice = 'delete those whose files no longer exist with `nnclr store delete --where`, by the key "root"'
+        advice = 'delete those whose files no longer exist with `nnclr store delete`, by a filter on the key "root"'
         warn_of_other_sources(listing, known, advice)
     begin(changes)
     _update(write, changes.moved)
@@ -145,7 +146,7 @@ def _cut(items: Sequence[Mapping[str, Any]]) -> str:
     # the last tiles are moved inside, so only the first ones have the regular distance
     starts = max((sorted({box[axis] for box in boxes}) for axis in (0, 1)), key=len)
     overlap = f" --overlap {side - starts[1]}" if len(starts) > 2 and starts[1] < side else ""
-    return f"{len(items)} tiles (--tile {side}{overlap})"
+    return f"{counted(len(items), 'tile')} (--tile {side}{overlap})"
 
 
 def _refuse_clash(collection: Collection, listing: Listing, known: Known) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from nnclr_hub.errors import ChangesUnavailable, CollectionNotFound, InvalidRequ
 from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
@@ -247,8 +249,8 @@ class _Copying:
                 raise self._refusal(name)
             if new.count() != (wanted := old.count() - len(self._skipped)):
                 raise StoreError(
-                    f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
-                    "stop that and repeat the call."
+                    f"{new.name!r} holds {counted(new.count(), 'item')} instead of {wanted}, because something else "
+                    "writes to it; stop that and repeat the call."
                 )
             if new.spec.indexed != old.spec.indexed:  # changed since the copy was created
                 new.change_indexed(old.spec.indexed)
@@ -361,17 +363,18 @@ class _Copying:
         shown += f"; and {more} more" if more > 0 else ""
         update = f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
         if self._new.name in self._store.names():
+            reembed = f"nnclr store reembed {name}"
             return StoreError(
-                f"{count} of the {self._old.count()} items of {name!r} cannot be re-embedded ({shown}). Restore the "
-                f"files or {update}, and repeat the call; or leave these items out with `nnclr store reembed {name} "
-                f"--model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
+                f"{count} of {counted(self._old.count(), 'item')} of {name!r} cannot be re-embedded ({shown}). Restore "
+                f"the files or {update}, and repeat the call; or leave these items out with `{reembed} --model "
+                f"{quote(model)} --skip-missing`. Finished work is kept until `{reembed} --abandon`."
             )
         local = any(Path(str(metadata.get("root", ""))).is_absolute() for metadata, _ in self._skipped.values())
         elsewhere = "if they are on another machine or no longer exist, index the images with"
         hint = f"or {update}" if local else f"or, {elsewhere} --model {model} into a collection of another name"
         return StoreError(
-            f"None of the {count} items of {name!r} can be re-embedded ({shown}), and the collection was not changed. "
-            f"Restore the files, {hint}, and repeat the call."
+            f"None of {counted(count, 'item')} of {name!r} can be re-embedded ({shown}), and the collection was not "
+            f"changed. Restore the files, {hint}, and repeat the call."
         )
 
 

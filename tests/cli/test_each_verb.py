@@ -60,7 +60,7 @@ STEPS = [
     Step("store indexed v label n --json", has=('"n"',), at=NOT_MILVUS),
     Step("store indexed v", has=("label",), same=False),
     Step("store indexed v a --none", 2),
-    Step("store delete v --id i0 --id i1 --id nobody", has=("2 items deleted; 1 ids",)),
+    Step("store delete v --id i0 --id i1 --id nobody", has=("2 items deleted; unknown ids: 1",)),
     Step(f"store delete v --where '{RED}' --yes --json", has=('"deleted": 3',)),
     Step("store delete v", 2),
     Step("store alias now v", has=("now -> v",)),
@@ -218,6 +218,8 @@ def test_each_verb_at_each_address(answers, number):
         assert [part for part in step.has if part not in out] == [], (kind, out)
         if code:
             assert err.count("Error: ") == 1, (kind, err)
+        for command in re.findall(r"`nnclr (?:store|index|search) [^`]* [^`]*`[^,;.]*", err + out):
+            assert re.search("PLACE|--store|--server|on the machine", command), (kind, command)
     if step.same:
         assert len({out for _, out, _ in found.values()}) == 1, found
 

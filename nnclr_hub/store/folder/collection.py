@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
+from nnclr_hub.plural import counted
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes
@@ -71,7 +72,7 @@ class EmbeddedCollection(Collection):
 
     def __repr__(self) -> str:
         try:
-            items = "closed" if self._closed else f"{self.statistics().items:,} items"
+            items = "closed" if self._closed else counted(self.statistics().items, "item")
         except NNCLRHubError:
             items = "unreadable"
         index = self._files.states.latest.main.kind.name

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.plural import counted
 from nnclr_hub.workbench.bench import Inspected, LocalBench, Report
 from nnclr_hub.workbench.inspection.findings import (
     FINDINGS,
@@ -102,7 +103,7 @@ def _summary(kept: KeptInspection) -> str:
         "Leaks between splits": count["leaks"],
         "Outliers": count["outliers"],
         "Clusters": count["clusters"],
-        "Labeled": f"{labeled} in {len(found['classes'])} classes" if labeled else "none",
+        "Labeled": f"{labeled} in {counted(len(found['classes']), 'class', 'classes')}" if labeled else "none",
         "Suspect labels": count["suspect_labels"],
     }
     if accuracy := found["accuracy"]:

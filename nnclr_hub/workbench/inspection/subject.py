@@ -18,6 +18,7 @@ from nnclr_hub.images.listing import find_splits, in_tiles, list_places
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.images.tiles import Tiling
+from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
@@ -104,7 +105,9 @@ def folder_subject(
     good = [i for i, one in enumerate(found) if isinstance(one, Scanned)]
     broken = [(listed.names[i], str(one)) for i, one in enumerate(found) if not isinstance(one, Scanned)]
     if not good:
-        raise NoImages(f"None of the {len(found)} images of {folder} could be read; the first error is: {broken[0][1]}")
+        raise NoImages(
+            f"None of {counted(len(found), 'image')} of {folder} could be read; the first error is: {broken[0][1]}"
+        )
     files = [listed.files[i] for i in good]
     features = extract_features(encoder, files, folder=cache, progress=report("embedding"))
     kept = [k for k in range(len(good)) if k not in features.broken]
@@ -143,7 +146,7 @@ def collection_subject(
     total = collection.count()
     if total < 2 or total * collection.spec.dim * 4 > MOST_VECTORS:
         raise InvalidRequest(
-            f"{collection.name!r} has {total} items; an inspection takes 2 to "
+            f"{collection.name!r} has {counted(total, 'item')}; an inspection takes 2 to "
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
     log, seq = state_of(collection)
