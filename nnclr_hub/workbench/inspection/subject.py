@@ -177,7 +177,7 @@ def collection_subject(
         by_table = labels.check(labels.match(places), collection.name)
         named = [next(iter(by_table.labels(id)), None) for id in ids]
     confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
-    # as a folder is listed: the folds of cross-validation and the starts of clusters depend on the order of rows
+    # as a folder is listed: the starts of clusters depend on the order of rows
     order = sorted(range(len(ids)), key=lambda i: (places[i].root, paths[i].split("/")))
     paths = [paths[i] for i in order]
     return Subject(
