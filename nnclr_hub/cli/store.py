@@ -70,10 +70,8 @@ Compared = Annotated[str, Option(help=COMPARED)]
 Indexed = Annotated[list[str], Option(help="Metadata key for fast filters. Repeatable.")]
 # of reembed
 NEW_MODEL = "The new encoder, as in `nnclr models`; with --server, one that it serves."
-NewModel = Annotated[str | None, Option(help=NEW_MODEL)]
+NewModel = Annotated[str, Option("--model", help=NEW_MODEL)]
 SkipMissing = Annotated[bool, Option("--skip-missing", help="Leave out items whose file is missing or changed.")]
-Stopped = Annotated[bool, Option("--writes-stopped", help="Nothing else writes to it now; required on Milvus.")]
-Abandon = Annotated[bool, Option("--abandon", help="Cancel: drop what was built so far.")]
 # of duplicates
 NEAR = "Lowest score of a pair, or auto: above chance here. Default: equal pixels."
 Near = Annotated[str | None, Option(help=NEAR)]
@@ -239,10 +237,8 @@ def rename(place: Place, name: OwnName, to: To, as_json: Json = False) -> None:
 def reembed(
     place: Place,
     name: Name,
-    model: NewModel = None,
+    model: NewModel,
     skip_missing: SkipMissing = False,
-    writes_stopped: Stopped = False,
-    abandon: Abandon = False,
     as_json: Json = False,
 ) -> None:
     """Embed a collection again with another encoder, from its images. Run it again to continue after an interruption.
@@ -253,15 +249,8 @@ def reembed(
     """
     from nnclr_hub.workbench.reembedding import ReembedRequest
 
-    if abandon == (model is not None):
-        raise InvalidRequest("Name the new encoder with --model, or cancel with --abandon.")
-    with place.bench() as bench:
-        if model is None:
-            bench.abandon_reembed(name)
-            show(as_json, {"name": name}, f"{name} has no unfinished copy now; it was not changed.")
-            return
-        with bar("embedding") as advance:
-            report = bench.run("reembed", ReembedRequest(name, model, skip_missing, writes_stopped), advance)
+    with place.bench() as bench, bar("embedding") as advance:
+        report = bench.run("reembed", ReembedRequest(name, model, skip_missing), advance)
     skipped, kept = report["skipped_count"], report["kept"]
     list_broken([(one["item"], f"left out: {one['reason']}") for one in report["skipped"]], skipped)
     done = (

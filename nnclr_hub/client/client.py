@@ -160,10 +160,6 @@ class Client:
         findings = dict(collection.inspection().findings)
         return Inspected(findings, paths, page, write_findings(findings, folder, paths))
 
-    def abandon_reembed(self, name: str) -> None:
-        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
-        self._connection.send(Call("DELETE", f"/api/v1/collections/{self.collection(name).name}/reembed"))
-
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks` as a job of the server, and return its result as JSON.
 

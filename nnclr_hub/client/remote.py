@@ -475,10 +475,6 @@ class RemoteStore(VectorStore):
         """Rename a collection; its aliases follow."""
         self._connection.send(Call("PATCH", _path(name), json={"name": to}))
 
-    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
-        """Raise InvalidRequest: only a re-embedding of the server itself replaces a collection."""
-        refuse("point an alias to the collection instead")
-
     def close(self) -> None:
         """Close the connections."""
         self._connection.close()

@@ -237,7 +237,6 @@ def test_invalid_calls_are_explained_and_create_nothing(nnclr, tmp_path):
     for call in (("verify", "x"), ("repair", "x"), ("drop", "x"), ("alias", "a", "x"), ("export", "x", nowhere)):
         assert "existing" in error_line(nnclr(*call), 1), call
     assert not nowhere.exists()
-    assert "--abandon" in error_line(nnclr("reembed", "photos"), 2)
 
 
 def test_backups_are_listed_verified_and_restored(nnclr, store, tmp_path):
