@@ -195,7 +195,7 @@ class _Copy:
         """Copy a file, and return what queries find in it; if the collection `of` is damaged, note that instead."""
         # the copy is complete before the first upload, because SQLite's log grows until the transaction ends
         with NamedTemporaryFile(dir=self._place.folder, delete=False) as copy:
-            path = self._store.folder / file
+            path, is_sound = self._store.folder / file, False
             try:
                 with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
                     os.unlink(copy.name)  # so that a crash leaves nothing
@@ -207,9 +207,10 @@ class _Copy:
                         found = [source.execute(query).fetchall() for query in queries]
                         if of is not None:
                             self._check_rows(source, path)
+                        is_sound = True  # an error from here on is that of the disk with the copy
                         source.backup(target, pages=CHUNK_PAGES)
             except StoreError as error:
-                if of is None or isinstance(error, DiskFull):
+                if of is None or is_sound or isinstance(error, DiskFull):
                     raise
                 if path in self._store.files().values():  # else it was dropped since, and is left out
                     self.damaged[of] = error

@@ -9,13 +9,13 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import faiss
-import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.cancellation import check_cancelled
@@ -28,7 +28,7 @@ from nnclr_hub.store.folder.writer import Writer, closed_error
 from nnclr_hub.store.index.fold import FITTED, Stopped, fold, is_due, is_outdated, kind_of_next, most_recent
 from nnclr_hub.store.index.main import Main, threads
 from nnclr_hub.store.index.snapshot import remove_snapshot, write_snapshot
-from nnclr_hub.store.index.state import State, States
+from nnclr_hub.store.index.state import Fetch, State, States
 from nnclr_hub.store.index_kinds import COARSE, FLAT
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
@@ -177,7 +177,8 @@ class Maintenance:
             live = len(state.alive)
             # a command that ends leaves what a server would have
             if live <= FITTED and is_outdated(state.main, self._settings, live, True):
-                fold(self._states, self._settings, self._fetch)
+                with self._fetching() as fetch:
+                    fold(self._states, self._settings, fetch)
             if self._unsaved() >= self._settings.snapshot_on_close:
                 self.snapshot()
         except StoreError as error:  # the next start builds the index again
@@ -252,7 +253,8 @@ class Maintenance:
 
         stop = self._closing.is_set
         try:
-            fold(self._states, self._settings, self._fetch, rebuild=rebuild, idle=idle, stop=stop, progress=show)
+            with self._fetching() as fetch:
+                fold(self._states, self._settings, fetch, rebuild=rebuild, idle=idle, stop=stop, progress=show)
         finally:
             self._building = None
         _call_libc("malloc_trim", 0)  # lists of an inverted file grow by copies, and glibc keeps the old ones
@@ -296,9 +298,11 @@ class Maintenance:
             return 0
         return abs(len(main) - rows) if kind is main.kind else len(main)
 
-    def _fetch(self, rids: np.ndarray) -> np.ndarray:
-        with self._reader() as connection:
-            return fetch_vectors(connection, self._states.latest.main.spec, rids)
+    @contextmanager
+    def _fetching(self) -> Iterator[Fetch]:
+        """Provide a function that reads vectors, by a connection with a small cache: those of searches have items."""
+        with closing(connect(self._path, read_only=True)) as connection, translated(self._path):
+            yield partial(fetch_vectors, connection, self._states.latest.main.spec)
 
 
 def _content(main: Main | None) -> tuple[Any, int, Any]:
