@@ -171,22 +171,11 @@ def _of_the_system(error: OSError) -> NNCLRHubError:
     hint = "free some space, or use another disk" if full else "check its path and permissions"
     if error.errno == errno.ENOENT and error.filename:
         place, reason, hint = f"{error.filename} does not exist", "", "check its path"
-        if _takes_no_files(error.filename):
-            place, reason = f"{error.filename} cannot be created", "this file system takes no new files"
-            hint = "use another folder"
     if is_in_cache(error.filename):
         hint = f"set NNCLR_CACHE to a folder {'on another disk' if full else 'that can be written'}"
     elif "huggingface" in str(error.filename):
         hint = "set HF_HOME to a folder that can be written"
     return NNCLRHubError(f"{place}{reason and f' ({reason})'}; {hint}.")
-
-
-def _takes_no_files(file: str | bytes) -> bool:
-    """Return whether a path is in a file system without any space, such as /proc, which reports this error."""
-    try:
-        return os.statvfs(os.path.dirname(os.path.abspath(os.fsdecode(file)))).f_blocks == 0
-    except (OSError, AttributeError):  # Windows has none
-        return False
 
 
 def _process_prefix() -> str:

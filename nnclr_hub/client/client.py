@@ -15,7 +15,7 @@ from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
 from nnclr_hub.client.remote import RemoteCollection, RemoteStore
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
-from nnclr_hub.client.uploads import File, bounded, files_of, image_error, patiently
+from nnclr_hub.client.uploads import File, bounded, files_of, image_error, patiently, upload_file
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -177,13 +177,12 @@ class Client:
             progress: of the upload of a file: called with (done, total), in bytes.
         """
         found = find_task(task)
-        if found.upload:
-            found.call(request)  # refuses what only a store of this machine has
-            file, format = getattr(request, found.upload), getattr(request, "format", None)
-            return self.collection(getattr(request, "collection", "")).import_file(
-                file, format=format or None, progress=progress
-            )
-        return self.jobs.start(task, request)
+        if not found.upload:
+            return self.jobs.start(task, request)
+        path, _, _ = found.call(request)  # refuses what only a store of this machine has
+        self._connection.send(Call("GET", f"/api/v1{path.rpartition('/')[0]}"))  # a wrong name, before a file is read
+        file, format = Path(getattr(request, found.upload)), getattr(request, "format", None)
+        return Job.of(upload_file(patiently(self._connection), f"/api/v1{path}", file, format or None, progress))
 
     # ---- models
 

@@ -162,7 +162,7 @@ class RemoteProbes:
 
     def export(self, name: str, folder: str | Path) -> Path:
         """Write the probe's files to a folder, for `LinearProbe.load` and `nnclr probe predict`."""
-        content = self._connection.send(Call("GET", f"{_path(name)}/export", {"format": "zip"})).body
+        content = self._connection.send(Call("GET", f"{_path(name)}/export")).body
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         try:

@@ -7,7 +7,7 @@ The task `index` does this with a folder that a server may read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -128,25 +128,11 @@ def _refuse_other_tiles(collection: Collection, listing: Listing, known: Known) 
         one for id, one in known.items() if id not in listing.images and (one.get("root"), one.get("path")) in files
     ]
     if other:
+        where = f" with box {other[0][BOX]}" if BOX in other[0] else " as a whole"
         raise InvalidRequest(
-            f"Collection {collection.name!r} has {_cut(other)} of these files, such as {other[0]['path']}; index them "
-            "in the same way, or replace them with --prune."
+            f"Collection {collection.name!r} has {counted(len(other), 'item')} of these files, cut in another way: "
+            f"{other[0]['path']}{where}. Index them in the same way (--tile), or replace them with --prune."
         )
-
-
-def _cut(items: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how the files of items were cut."""
-    path = items[0]["path"]
-    # clients can write metadata, too
-    found = [one[BOX] for one in items if one["path"] == path and isinstance(one.get(BOX), list)]
-    boxes = [box for box in found if len(box) == 4 and all(isinstance(side, int) for side in box)]
-    if not boxes:
-        return f"{len(items)} whole images (no --tile)"
-    side = max(right - left for left, _, right, _ in boxes)
-    # the last tiles are moved inside, so only the first ones have the regular distance
-    starts = max((sorted({box[axis] for box in boxes}) for axis in (0, 1)), key=len)
-    overlap = f" --overlap {side - starts[1]}" if len(starts) > 2 and starts[1] < side else ""
-    return f"{counted(len(items), 'tile')} (--tile {side}{overlap})"
 
 
 def _refuse_clash(collection: Collection, listing: Listing, known: Known) -> None:
