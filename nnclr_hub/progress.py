@@ -50,6 +50,8 @@ def bar(console: Console, title: str, *, unit: str = "images", each: int = 1) ->
 
     def advance(done: int, total: int) -> None:
         nonlocal task, began, state
+        if not total:  # it is not known yet, or there is nothing to do
+            return
         if task is None:
             progress.start()
             task, began = progress.add_task(visible(title), total=total, rate=""), (time.perf_counter(), done)

@@ -26,6 +26,7 @@ from nnclr_hub.bulk.atomic_file import sweep, written_whole
 from nnclr_hub.bulk.plan import PRECISIONS
 from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.plural import counted
 from nnclr_hub.store.exchange import require_parquet
 
 ARRAY, ARRAYS, PARQUET, CSV = ".npy", ".npz", ".parquet", ".csv"
@@ -58,7 +59,9 @@ def join(shards: Shards, file: Path) -> Shape:
     shards.require_all()
     shape = sum(shard.count for shard in shards), shards.plan.dim
     if not shape[0]:
-        raise ImageError(f"None of the {shards.plan.images()} images could be read; the shards list the reasons.")
+        raise ImageError(
+            f"None of {counted(shards.plan.images(), 'image')} could be read; the shards list the reasons."
+        )
     FORMATS[file.suffix.lower()](shards, file, shape)
     broken = file.with_suffix(".broken.txt")
     broken.unlink(missing_ok=True)

@@ -29,6 +29,7 @@ from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.source import Source
 from nnclr_hub.missing_values import is_missing
+from nnclr_hub.plural import counted
 
 VECTORS, BROKEN, METADATA = "vectors", "broken", "metadata"
 IMAGES = "images"
@@ -126,7 +127,7 @@ class Shards:
         """Check that all shards exist; raise InvalidRequest if not."""
         if self.missing:
             raise InvalidRequest(
-                f"{len(self.missing)} of {self.plan.shards} shards are missing in {self.folder}; run the same "
+                f"{len(self.missing)} of {counted(self.plan.shards, 'shard')} missing in {self.folder}; run the same "
                 "`nnclr embed` again to make them."
             )
 

@@ -21,6 +21,7 @@ from nnclr_hub.cli.verbs import (
     print_json,
 )
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -83,10 +84,8 @@ def attention(
 
     check_opacity(opacity)
     query = _query(point, box)
-    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior is not False)
-    others = {"point": point, "box": box, "target": target or None, "head": head, "threshold": threshold}
-    if center_prior and (given := [name for name, value in others.items() if value is not None]):
-        raise InvalidRequest(f"--center-prior shows the map of the whole image; leave it out, or --{given[0]}.")
+    settings = AttentionSettings(query, similarity, head, threshold, max_side, center_prior)
+    settings.has_prior(len(target))  # refuses it for targets before anything is loaded
     paths = _output_paths(image, target, to)
     source = reading.within(model)
     decoded, *_ = [_read(one, source) for one in (image, *target)]
@@ -144,7 +143,7 @@ def attention_grid(
         ]
         print_json({"file": str(to), "images": [str(image) for image in images], "columns": shown})
         return
-    out.print(f"Wrote {to} ({len(images)} images x {len(columns)} encoders)")
+    out.print(f"Wrote {to} ({counted(len(images), 'image')} x {counted(len(columns), 'encoder')})")
 
 
 def _read(path: Path, model: str | None = None) -> Image.Image:

@@ -25,6 +25,7 @@ from nnclr_hub.cli.verbs import (
     Model,
     bar,
     check_file,
+    described,
     err,
     fail,
     list_broken,
@@ -39,6 +40,7 @@ from nnclr_hub.cli.verbs import (
     show,
 )
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from nnclr_hub.images.reading import ImageReading
@@ -50,18 +52,12 @@ Collection = Annotated[str, typer.Option("--collection", help="Name of the colle
 # fields of `SearchQuery`
 SEARCH: Options = {
     "k": (int, 5, {"flags": ["-k"], "min": 1, "help": "Matches per search, 1 to 1000."}),
-    "offset": (int, 0, {"min": 0, "help": "Number of best matches to skip."}),
     "where": (str | None, None, {"help": "Filter on metadata, as JSON."}),
     "score_threshold": (float | None, None, {"flags": ["--threshold"], "help": "Leave out matches that score lower."}),
     "group_by": (str | None, None, {"help": "Metadata key: the best match of each of its values. Takes one example."}),
     "exact": (bool, False, {"flags": ["--exact"], "help": "Compare with every item."}),
     "effort": (int | None, None, {"help": "Effort of an approximate index, 1 to 10,000. Default: the tuned value."}),
     "with_vector": (bool, False, {"flags": ["--with-vector"], "help": "Include vectors in the JSON."}),
-    "with_percentile": (
-        bool,
-        True,
-        {"flags": ["--percentile/--no-percentile"], "help": "Show the share of random pairs that score lower."},
-    ),
 }
 
 
@@ -101,7 +97,6 @@ def index(
     source: Annotated[
         str | None, typer.Option("--source", help="With --server: name of the folder there. Default: FOLDER-ID@HOST.")
     ] = None,
-    workers: Annotated[int, typer.Option("--workers", help="With --server: number of concurrent requests.")] = 4,
     shrink: Annotated[
         int | None, typer.Option("--shrink", help="With --server: send larger images with this longest side.")
     ] = None,
@@ -130,20 +125,20 @@ def index(
                 reading.check(existing, collection)
             if existing is None or model is not None:
                 model = reading.within(model or bench.default_model)
-        request = FolderRequest(photos, model, vectors, prune, thumbnails, tiling, labels, source, workers, shrink)
+        request = FolderRequest(photos, model, vectors, prune, thumbnails, tiling, labels, source, shrink)
         with bar("indexing") as advance:
             report = bench.index_folder(collection, request, progress=advance)
         total = 0 if _source_of(bench, collection) is None else bench.collection(collection).count()
     if not as_json:
         list_broken(report.broken)
         if report.empty:  # files of other formats are reported when the folder is listed
-            err.print(f"left out: {report.empty} empty tiles")
+            err.print(f"left out: {counted(report.empty, 'empty tile')}")
     kept = f" {report.kept} kept (their files may exist)," if report.kept else ""
     show(
         as_json,
         {"collection": collection, "items": total, **asdict(report)},
         f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
-        f"{report.removed} removed,{kept} {len(report.broken)} broken; {total} items in {place.address}",
+        f"{report.removed} removed,{kept} {len(report.broken)} broken; {counted(total, 'item')} in {place.address}",
     )
     if report.broken and not report.added + report.updated + report.unchanged:
         raise none_read(len(report.broken))
@@ -162,7 +157,7 @@ def _source_of(bench: Bench, name: str) -> str | None:
 
 def _search_options(*values: Any) -> dict[str, Any]:
     options = dict(zip(SEARCH, values, strict=True))
-    return options | {"where": parse_where(options["where"])}
+    return options | {"where": parse_where(options["where"]), "with_percentile": True}
 
 
 def search(
@@ -247,7 +242,7 @@ def search(
         if sheet is not None and rows:
             write_contact_sheet(sheet, rows, there.thumbnail, how)
             err.print(f"Wrote {sheet}.", soft_wrap=True)
-    if as_json and rows:
+    if as_json:
         bodies = [_in_json(answer) for _, _, answer in titled]
         print_json(bodies[0] if len(queries) == 1 else bodies)
     for row in rows if not as_json and sheet is None else ():
@@ -307,7 +302,7 @@ def _rows(path: Path | None) -> Any:
 
 def _in_json(answer: Answer) -> dict[str, Any]:
     if isinstance(answer, NNCLRHubError):
-        return {"error": {"code": answer.code, "detail": str(answer)}}
+        return {"error": described(answer)}
     matches = []
     for match in answer:
         one: dict[str, Any] = {"id": match.id, "score": match.score, "metadata": dict(match.metadata)}
@@ -320,7 +315,7 @@ def _print_matches(title: str, matches: Any) -> None:
     from nnclr_hub.store.items import percent_text
 
     if not matches:
-        out.print(f"{title}: no matches. No item passes the filter, the threshold and the offset.")
+        out.print(f"{title}: no matches. No item passes the filter and the threshold.")
         return
     known = any(match.percentile is not None for match in matches)
     places = [place_of(match.id, match.metadata) for match in matches]

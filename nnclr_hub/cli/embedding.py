@@ -13,6 +13,7 @@ import typer
 from nnclr_hub.cli.options import ReadingOptions, reads_tiles
 from nnclr_hub.cli.verbs import Backend, Model, bar, check_file, err, list_broken, loaded_encoder, none_read
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from nnclr_hub.bulk.local import Embedded
@@ -83,7 +84,7 @@ def embed(
         _write_file(to, images, encoder, how)
     else:
         report = _write_shards(to, images, encoder, how)
-        missing = f"; {report.missing} of {report.shards} shards are still missing" if report.missing else ""
+        missing = f"; {report.missing} of {counted(report.shards, 'shard')} still missing" if report.missing else ""
         err.print(f"Wrote {to} ({report.images} x {encoder.embed_dim} {precision}){missing}")
 
 
@@ -177,7 +178,7 @@ def _write_file(file: Path, images: list[str], encoder: Encoder, how: dict[str, 
         ) from error
     shutil.rmtree(folder, ignore_errors=True)
     names = f" and {file.with_suffix('.txt')}" if file.suffix.lower() == ARRAY else ""
-    left_out = f"; {len(report.broken)} images could not be read" if report.broken else ""
+    left_out = f"; {counted(len(report.broken), 'image')} could not be read" if report.broken else ""
     err.print(f"Wrote {file} ({count} x {dim} {how['precision']}){names}{left_out}")
 
 

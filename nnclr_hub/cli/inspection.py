@@ -14,6 +14,7 @@ import typer
 from nnclr_hub.cli.options import DEFAULT_STORE, Place, ReadingOptions, on_store, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, note_unknown_keys, out, print_json, show
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from nnclr_hub.table_rows import LabelTable
@@ -109,7 +110,7 @@ def inspect(
             needed = f"{LEAST_LABELED} labels of 2 classes" if find_spec("torch") else "torch"
             shown = f"not checked: that needs {needed}"
         table.add_row(name.replace("_", " "), str(shown if shown != "" else "none"))
-    last = f"The report is {found.page}. Its data are in {len(found.files)} files in {to}."
+    last = f"The report is {found.page}. Its data are in {counted(len(found.files), 'file')} in {to}."
     show(as_json, {"report": found.page, "files": [str(path) for path in found.files], **counts}, table, last)
 
 

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
@@ -34,6 +37,10 @@ Verb = Callable[..., None]
 START_S = 120.0  # maximum wait for a server that is starting and loads its model
 DEFAULT_STORE = "nnclr-store"
 PANEL = "Images of several pages or channels"
+# in messages: a command of a verb that works on a store
+_COMMAND = re.compile(r"`nnclr (store [a-z-]+|index|search|inspect)( [^`]+)?`(?! on the machine of the server)")
+WITHOUT_ARGUMENTS = ("store repair", "store list")  # elsewhere a verb alone is only named
+OF_BACKUPS = ("store backups", "store restore", "store verify-backup")
 # name: (type, default, further arguments of typer.Option)
 Options = Mapping[str, tuple[Any, Any, Mapping[str, Any]]]
 
@@ -92,10 +99,29 @@ class Place:
 
     @property
     def words(self) -> str:
-        """The option to append to a command that is to work in the same place."""
+        """The options to append to a command that is to work in the same place."""
         if self.is_server:
-            return f" --server {self.address}"
-        return "" if self.address == DEFAULT_STORE else f" --store {self.address}"
+            key = "" if self.key == Place.key else f" --api-key-env {quote(self.key)}"
+            return f" --server {quote(self.address)}{key}"
+        return "" if self.address == DEFAULT_STORE else f" --store {quote(self.address)}"
+
+    def command(self, words: str) -> str:
+        """Return a command that works in the same place, for a message."""
+        return self.completed(f"`nnclr {words}`")
+
+    def completed(self, message: str, collection: str | None = None) -> str:
+        """Return a message whose commands work in the same place, on this collection, when they are copied."""
+
+        def complete(match: re.Match[str]) -> str:
+            verb, words = match[1], (match[2] or "").replace("COLLECTION", collection or "COLLECTION")
+            if not words and verb not in WITHOUT_ARGUMENTS:
+                return match[0]
+            if self.is_server and verb == "store repair":
+                return f"`nnclr {verb}{words}` on the machine of the server"
+            has_place = verb in OF_BACKUPS or " --store " in words or " --server " in words
+            return f"`nnclr {verb}{words}{'' if has_place else self.words}`"
+
+        return _COMMAND.sub(complete, message)
 
     @property
     def exists(self) -> bool:
@@ -177,7 +203,7 @@ def _place(store: str | None, server: str | None, key: str) -> Place:
     return Place(server or store or DEFAULT_STORE, key, bool(server or store))
 
 
-on_store = combined(
+_with_place = combined(
     "place",
     {
         "store": (str | None, None, {"help": f"Folder of the store, or milvus://HOST:PORT. Default: {DEFAULT_STORE}."}),
@@ -186,6 +212,23 @@ on_store = combined(
     },
     _place,
 )
+
+
+def on_store(verb: Verb) -> Verb:
+    """Add the options of a store to a verb, which gets them as `place`; its errors name commands for the same place."""
+
+    @wraps(verb)
+    def with_commands(*, place: Place, **given: Any) -> None:
+        try:
+            verb(**given, place=place)
+        except NNCLRHubError as error:
+            named = next(filter(None, map(given.get, ("name", "collection", "names", "given"))), None)
+            name = named[0] if isinstance(named, list) and len(named) == 1 else named
+            error.args = (place.completed(str(error), name if isinstance(name, str) else None), *error.args[1:])
+            raise
+
+    return _with_place(with_commands)
+
 
 # ---- how images are read
 

@@ -25,6 +25,7 @@ from nnclr_hub.cli.verbs import (
     print_json,
 )
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.plural import counted
 from nnclr_hub.terminal import print_data
 
 group = typer.Typer(no_args_is_help=True, help="Linear probes: predict labels from a few labeled images.")
@@ -87,12 +88,14 @@ def fit(
         absent = first_names(fitted.without_images)
         err.print(f"The probe lacks classes without a readable image to fit on: {absent}.", style="yellow")
     fitted.save(to)
-    out.print(f"{to}: {len(fitted.probe.classes)} classes from {fitted.rows} images, L2 {fitted.probe.l2:.2g}")
+    classes = counted(len(fitted.probe.classes), "class", "classes")
+    out.print(f"{to}: {classes} from {counted(fitted.rows, 'image')}, L2 {fitted.probe.l2:.2g}")
     if fitted.held_out is not None:
         scores = "  ".join(f"{name} {value:.3f}" for name, value in fitted.held_out.scores.items())
         interval = fitted.held_out.interval
         sure = "" if interval is None else f"  (95% interval of top1: {interval[0]:.3f} to {interval[1]:.3f})"
-        out.print(f"a probe of four fifths of them, on the others: {scores}{sure}  ({fitted.held_out.images} images)")
+        images = counted(fitted.held_out.images, "image")
+        out.print(f"a probe of four fifths of them, on the others: {scores}{sure}  ({images})")
 
 
 @group.command(name="eval")
@@ -119,7 +122,7 @@ def evaluate(
         seen = images_of_fit(probe)
         result = evaluate_probe(loaded, encoder, data, labels=labels, fitted_on=seen, progress=advance)
     if result.fitted_on:
-        note = f"{result.fitted_on} of the {result.images} images were used to fit the probe"
+        note = f"{result.fitted_on} of {counted(result.images, 'image')} served to fit the probe"
         err.print(f"{note}; the scores are too high. Evaluate it on other images.", style="yellow", soft_wrap=True)
     if as_json:
         print_json(asdict(result))
@@ -128,8 +131,11 @@ def evaluate(
         err.print(f"left out: {sentence}", style="yellow", soft_wrap=True)
     if result.unknown:
         number, names = sum(result.unknown.values()), first_names(list(result.unknown))
-        err.print(f"{number} images have classes that the probe lacks, and count as wrong: {names}.", style="yellow")
-    out.print("  ".join(f"{name} {value:.3f}" for name, value in result.scores.items()) + f"  ({result.images} images)")
+        err.print(f"Images of classes that the probe lacks, which count as wrong: {number} ({names}).", style="yellow")
+    out.print(
+        "  ".join(f"{name} {value:.3f}" for name, value in result.scores.items())
+        + f"  ({counted(result.images, 'image')})"
+    )
     if result.none:
         out.print(f"no class predicted: {result.none:.1%}")
     rows = [(name, f"{value:.3f}") for name, value in result.per_class.items()]
@@ -195,7 +201,7 @@ def predict(
             csv.writer(file).writerows(rows)
     except OSError as error:
         raise InvalidRequest(f"{to} cannot be written ({error.strerror}); use another file.") from error
-    err.print(f"Wrote {to} ({len(names)} images)")
+    err.print(f"Wrote {to} ({counted(len(names), 'image')})")
 
 
 def _load(folder: Path, model: str | None, reading: ReadingOptions) -> tuple[Any, Any]:

@@ -14,6 +14,7 @@ from nnclr_hub.cli.pretraining import Device
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import Json, err, out, print_json
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.plural import counted
 from nnclr_hub.terminal import print_data
 
 Folder = Annotated[Path, typer.Argument(help="A model folder.")]
@@ -246,7 +247,7 @@ def convert(
     out.print(f"{done.layout}, {done.branch}: {done.architecture} {done.model_args or ''}".rstrip())
     out.print(f"kept {done.kept} tensors")
     for name, count in done.dropped.items():
-        out.print(f"dropped {name}" + (f" ({count} tensors)" if count else ""))
+        out.print(f"dropped {name}" + (f" ({counted(count, 'tensor')})" if count else ""))
     out.print(f"Wrote {done.folder}")
 
 

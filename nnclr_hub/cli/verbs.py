@@ -31,6 +31,7 @@ from nnclr_hub.errors import (
     UnknownModel,
     missing_package,
 )
+from nnclr_hub.plural import counted
 from nnclr_hub.terminal import PlainConsole, lines, show_warnings_safely
 
 if TYPE_CHECKING:
@@ -90,14 +91,17 @@ CONTINUE = {
 }
 
 
+UsageError: Any = typer.BadParameter.__base__  # of the click that Typer uses; later versions have their own
 LOGGED = ("serve", "demo", "pretrain", "ablate", "eval")  # verbs that print what they do
 MISMATCH = "The installed torch and torchvision are not made for each other."
 
 
 class ErrorMessages(TyperGroup):
-    """Prints the message of a library error instead of its traceback."""
+    """Prints the message of a library error instead of its traceback; with --json, also as JSON."""
 
     def invoke(self, ctx: Any) -> Any:
+        as_json = "--json" in ctx.args
+
         def state() -> str:
             name = ctx.invoked_subcommand
             return "" if name is None or name in LOGGED else f"nnclr {name} is running ..."
@@ -108,35 +112,52 @@ class ErrorMessages(TyperGroup):
             with nullcontext() if err.is_terminal else lines(err, state):
                 return super().invoke(ctx)
         except NNCLRHubError as error:
-            fail(error)
-        except KeyboardInterrupt:
+            fail(error, as_json=as_json)
+        except (KeyboardInterrupt, typer.Abort) as error:  # Abort: the answer to a question is no
             hint = CONTINUE.get(ctx.invoked_subcommand)
-            err.print(f"Interrupted; {hint}." if hint else "Interrupted.", soft_wrap=True)
+            text = f"Interrupted; {hint}." if hint else "Interrupted."
+            if as_json:
+                print_json({"error": {"code": "interrupted", "detail": text}})
+            if isinstance(error, typer.Abort):
+                raise
+            err.print(text, soft_wrap=True)
             raise typer.Exit(130) from None
+        except UsageError as error:  # which Typer prints
+            if as_json:
+                print_json({"error": {"code": InvalidRequest.code, "detail": error.format_message()}})
+            raise
         except BrokenPipeError:  # the reader of the output closed it, as `| head` does
             raise typer.Exit(1) from None
         except OSError as error:  # a full disk or missing permissions, wherever they occur
-            fail(_of_the_system(error))
+            fail(_of_the_system(error), as_json=as_json)
         except ImportError as error:  # a package of an extra, wherever it is imported
             if (missing := missing_package(error)) is None:
                 raise
-            fail(missing)
+            fail(missing, as_json=as_json)
         except RuntimeError as error:
             if "torchvision::" not in str(error):
                 raise
-            fail(MissingDependency(f"{MISMATCH} Install both from one source, in one command."))
+            hint = "Install both from one source, in one command."
+            fail(MissingDependency(f"{MISMATCH} {hint}"), as_json=as_json)
 
 
-def fail(*errors: NNCLRHubError) -> None:
-    """Print the message of each error and exit.
+def fail(*errors: NNCLRHubError, as_json: bool = False) -> None:
+    """Print the message of each error, and with `as_json` the first one as JSON; then exit.
 
     Raises:
         typer.Exit: 2 if the first error is a wrong call, otherwise 1.
     """
+    if as_json:
+        print_json({"error": described(errors[0])})
     prefix = _process_prefix()
     for error in errors:
         err.print(f"{prefix}Error: {error}", style="red", soft_wrap=True)
     raise typer.Exit(2 if isinstance(errors[0], InvalidRequest | UnknownModel) else 1)
+
+
+def described(error: NNCLRHubError) -> dict[str, str]:
+    """Return an error as JSON."""
+    return {"code": error.code, "detail": str(error)}
 
 
 def _of_the_system(error: OSError) -> NNCLRHubError:
@@ -150,22 +171,11 @@ def _of_the_system(error: OSError) -> NNCLRHubError:
     hint = "free some space, or use another disk" if full else "check its path and permissions"
     if error.errno == errno.ENOENT and error.filename:
         place, reason, hint = f"{error.filename} does not exist", "", "check its path"
-        if _takes_no_files(error.filename):
-            place, reason = f"{error.filename} cannot be created", "this file system takes no new files"
-            hint = "use another folder"
     if is_in_cache(error.filename):
         hint = f"set NNCLR_CACHE to a folder {'on another disk' if full else 'that can be written'}"
     elif "huggingface" in str(error.filename):
         hint = "set HF_HOME to a folder that can be written"
     return NNCLRHubError(f"{place}{reason and f' ({reason})'}; {hint}.")
-
-
-def _takes_no_files(file: str | bytes) -> bool:
-    """Return whether a path is in a file system without any space, such as /proc, which reports this error."""
-    try:
-        return os.statvfs(os.path.dirname(os.path.abspath(os.fsdecode(file)))).f_blocks == 0
-    except (OSError, AttributeError):  # Windows has none
-        return False
 
 
 def _process_prefix() -> str:
@@ -345,7 +355,7 @@ def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
 
 def none_read(count: int) -> ImageError:
     """Return the error of a call whose images could not be read; `list_broken` has listed them."""
-    return ImageError(f"None of the {count} images could be read; the reason is shown next to each file above.")
+    return ImageError(f"None of {counted(count, 'image')} could be read; the reason is shown next to each file above.")
 
 
 def note_unknown_keys(collection: Collection, where: Mapping[str, Any] | None, *keys: str | None) -> None:

@@ -15,7 +15,7 @@ from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
 from nnclr_hub.client.remote import RemoteCollection, RemoteStore
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
-from nnclr_hub.client.uploads import File, bounded, files_of, image_error, patiently
+from nnclr_hub.client.uploads import File, bounded, files_of, image_error, patiently, upload_file
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -160,10 +160,6 @@ class Client:
         findings = dict(collection.inspection().findings)
         return Inspected(findings, paths, page, write_findings(findings, folder, paths))
 
-    def abandon_reembed(self, name: str) -> None:
-        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
-        self._connection.send(Call("DELETE", f"/api/v1/collections/{self.collection(name).name}/reembed"))
-
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks` as a job of the server, and return its result as JSON.
 
@@ -181,13 +177,12 @@ class Client:
             progress: of the upload of a file: called with (done, total), in bytes.
         """
         found = find_task(task)
-        if found.upload:
-            found.call(request)  # refuses what only a store of this machine has
-            file, format = getattr(request, found.upload), getattr(request, "format", None)
-            return self.collection(getattr(request, "collection", "")).import_file(
-                file, format=format or None, progress=progress
-            )
-        return self.jobs.start(task, request)
+        if not found.upload:
+            return self.jobs.start(task, request)
+        path, _, _ = found.call(request)  # refuses what only a store of this machine has
+        self._connection.send(Call("GET", f"/api/v1{path.rpartition('/')[0]}"))  # a wrong name, before a file is read
+        file, format = Path(getattr(request, found.upload)), getattr(request, "format", None)
+        return Job.of(upload_file(patiently(self._connection), f"/api/v1{path}", file, format or None, progress))
 
     # ---- models
 
@@ -298,7 +293,7 @@ class Client:
         threshold: float | None = None,
         max_side: int | None = None,
         *,
-        center_prior: bool = True,
+        center_prior: bool | None = None,
         model: str | None = None,
         collection: str | None = None,
     ) -> AttentionMap | list[AttentionMap]:
@@ -316,8 +311,7 @@ class Client:
         if several and not targets:
             raise InvalidRequest("The list of target images is empty; leave target out, or give an image.")
         said = {"similarity": similarity, "head": head, "threshold": threshold, "max_side": max_side}
-        said["center_prior"] = center_prior
-        said |= {"model": model, "collection": collection, **_query_fields(query)}
+        said |= {"center_prior": center_prior, "model": model, "collection": collection, **_query_fields(query)}
         files = [image_file(one) for one in (image, *targets)]
         parts = [("target" if i else "image", file) for i, file in enumerate(files)]
         fields = {"query": to_json({name: value for name, value in said.items() if value is not None})}

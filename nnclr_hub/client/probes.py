@@ -15,6 +15,7 @@ from nnclr_hub.client.jobs import Job
 from nnclr_hub.client.transport import Answer, Call, Connection, make_error
 from nnclr_hub.client.uploads import bounded, files_of
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
+from nnclr_hub.plural import counted
 from nnclr_hub.probe.metrics import Label, Labeling
 from nnclr_hub.store.base import Where
 from nnclr_hub.store.checks import check_ids, check_name
@@ -161,7 +162,7 @@ class RemoteProbes:
 
     def export(self, name: str, folder: str | Path) -> Path:
         """Write the probe's files to a folder, for `LinearProbe.load` and `nnclr probe predict`."""
-        content = self._connection.send(Call("GET", f"{_path(name)}/export", {"format": "zip"})).body
+        content = self._connection.send(Call("GET", f"{_path(name)}/export")).body
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -186,7 +187,7 @@ def _labels(vectors: Any, images: Any, labels: Any) -> list[Any]:
         raise InvalidRequest("A probe is fitted on vectors or images, with labels; give labels and one of the two.")
     count = len(vectors if images is None else images)
     if count != len(labels):
-        raise InvalidRequest(f"{len(labels)} labels were given for {count} rows; give one for each.")
+        raise InvalidRequest(f"Got {counted(len(labels), 'label')} for {counted(count, 'row')}; give one for each.")
     return [_plain(one) for one in labels]
 
 

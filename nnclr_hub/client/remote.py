@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
-from nnclr_hub.client.jobs import Job, RemoteJobs
+from nnclr_hub.client.jobs import RemoteJobs
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
 from nnclr_hub.client.uploads import (
     MOST,
@@ -23,7 +23,6 @@ from nnclr_hub.client.uploads import (
     own_items,
     patiently,
     send_images,
-    upload_file,
 )
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, VectorStore, Where
@@ -47,6 +46,7 @@ READ_AT_ONCE = 200  # items of a request: 2048 numbers each make 5 MB of JSON
 WRITTEN_AT_ONCE = 10_000
 EDITED_AT_ONCE = 5000  # items of a request that has a patch for each
 SEARCHES_AT_ONCE = 2  # concurrent requests of one batch of searches
+UPLOADS_AT_ONCE = 4  # concurrent requests to index a folder
 SMALLEST = 8  # images of a request to index a folder, if there are as many
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -306,27 +306,12 @@ class RemoteCollection(Collection):
 
         lock = Lock()
         # requests of similar size, so that a small folder keeps all workers busy, too
-        share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // request.workers)))
+        share = min(MOST, max(SMALLEST, -(-len(changes.wanted) // UPLOADS_AT_ONCE)))
         parts = bounded(changes.wanted, lambda one: one.metadata["size"], most=share)
-        self._connection.for_each(parts, send, request.workers)
+        self._connection.for_each(parts, send, UPLOADS_AT_ONCE)
         patient.update_each(changes.labels)
         removed = patient.delete(changes.gone) if request.prune else 0
         return changes.report(sorted(failed, key=lambda one: one[0].name), removed, listing.left_out)
-
-    def import_file(
-        self, path: str | Path, *, format: str | None = None, progress: Progress = lambda done, total: None
-    ) -> Job:
-        """Upload a file of images or vectors and start the job that imports it; `jobs.wait` waits for the job.
-
-        The same call continues an interrupted upload.
-
-        Args:
-            path: a zip or tar of images, or vectors and metadata as NDJSON, Arrow or Parquet.
-            format: zip, tar, ndjson, arrow or parquet; None: by the suffix of the file.
-            progress: called with (done, total), in bytes.
-        """
-        self.info()  # a wrong name is reported before anything is read
-        return Job.of(upload_file(patiently(self._connection), f"{self._path}/imports", Path(path), format, progress))
 
     # ---- look after
 
@@ -474,10 +459,6 @@ class RemoteStore(VectorStore):
     def rename(self, name: str, to: str) -> None:
         """Rename a collection; its aliases follow."""
         self._connection.send(Call("PATCH", _path(name), json={"name": to}))
-
-    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
-        """Raise InvalidRequest: only a re-embedding of the server itself replaces a collection."""
-        refuse("point an alias to the collection instead")
 
     def close(self) -> None:
         """Close the connections."""

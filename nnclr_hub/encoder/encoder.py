@@ -319,7 +319,7 @@ class Encoder:
         threshold: float | None = None,
         max_side: int | None = None,
         *,
-        center_prior: bool = True,
+        center_prior: bool | None = None,
     ) -> AttentionMap: ...
 
     @overload
@@ -333,7 +333,7 @@ class Encoder:
         head: int | None = None,
         threshold: float | None = None,
         max_side: int | None = None,
-        center_prior: bool = True,
+        center_prior: bool | None = None,
     ) -> list[AttentionMap]: ...
 
     def attention(
@@ -346,7 +346,7 @@ class Encoder:
         threshold: float | None = None,
         max_side: int | None = None,
         *,
-        center_prior: bool = True,
+        center_prior: bool | None = None,
     ) -> AttentionMap | list[AttentionMap]:
         """Return where the encoder attends in the whole, uncropped image; see `nnclr_hub.encoder.attention`.
 
@@ -358,8 +358,8 @@ class Encoder:
             threshold: keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
             max_side: maximum of the input's long side, in pixels; None: 1024. Less if the map would exceed 4096 cells,
                 as with patches of 8 above 512 x 512.
-            center_prior: of the whole image, without a target: its overlay shows the map times a Gaussian in the
-                center; see `AttentionSettings`.
+            center_prior: whether the overlay of the whole image shows the map times a Gaussian in the center; see
+                `AttentionSettings`.
 
         Returns:
             The map of the image or of the target; a list for a list of targets.

@@ -26,6 +26,7 @@ from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.errors import DiskFull, ImageError, NoImages, StoreLocked
 from nnclr_hub.images.source import Source, file_key
+from nnclr_hub.plural import counted
 
 ImageFile = Path | Source
 CHUNK = 512  # images between two commits
@@ -109,7 +110,7 @@ def extract_features(
                 ) from error
             raise _no_room(f"Features cannot be written to {cache} ({error})") from error
     if len(broken) == len(paths):
-        raise NoImages(f"None of the {len(paths)} images could be read, such as {paths[0]}: {broken[0]}")
+        raise NoImages(f"None of {counted(len(paths), 'image')} could be read, such as {paths[0]}: {broken[0]}")
     return Extracted(raw, broken)
 
 

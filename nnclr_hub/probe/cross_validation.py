@@ -3,7 +3,8 @@
     found = out_of_fold(features, labels)           # found.probabilities: (N, C)
     confidence_interval(found.right)                # interval of the accuracy; see `probe.uncertainty`
 
-Each row is predicted once, by a classifier fitted on the other folds. Folds are stratified by class.
+Each row is predicted once, by a classifier fitted on the other folds. Folds are stratified by class. The predictions
+do not depend on the order of the rows: a folder and its collection list the same images in different orders.
 """
 
 from __future__ import annotations
@@ -82,6 +83,8 @@ def out_of_fold(
         )
     from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
 
+    order = _order_of(features, labels)
+    features, labels = features[order], labels[order]
     fold = stratified_folds(labels)
     probabilities = np.zeros((count, classes), np.float32)
     probe: LinearProbe | None = None
@@ -100,8 +103,17 @@ def out_of_fold(
         columns = np.array(probe.classes, np.int64)
         probabilities[np.ix_(held, columns)] = probe.predict(features[held]).probabilities
     progress(FOLDS, FOLDS)
+    place = np.argsort(order)
+    probabilities, labels = probabilities[place], labels[place]
     predicted = probabilities.argmax(axis=1)
     return OutOfFold(probabilities, predicted, (predicted == labels).astype(np.float64))
+
+
+def _order_of(features: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return positions (N,) of the rows in an order that depends on their values alone."""
+    # one number for each row; einsum sums a row as it does alone, unlike a matrix product
+    direction = np.random.default_rng(0).standard_normal(features.shape[1])
+    return np.lexsort((labels, np.einsum("ij,j->i", features, direction)))
 
 
 def _first_probe(features: np.ndarray, labels: np.ndarray) -> LinearProbe:

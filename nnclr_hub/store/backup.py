@@ -24,7 +24,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,6 +60,7 @@ FORMAT = "nnclr_hub backup, version 4"
 CHUNK_PAGES = 1024  # 16 MiB
 MOST_CHUNKS = 1000  # of a file, beyond those that are full
 HASH = 16  # bytes of the SHA-256 of a page
+DAMAGED = ".json.damaged"  # what the description of a backup is renamed to that cannot be read
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 _CHUNK = re.compile(r"\.?[0-9a-f]{64}(\..*part)?")  # a chunk, or one that was not written completely
 Chunk = tuple[str, int]  # SHA-256 in hex, and bytes
@@ -155,6 +156,8 @@ def back_up(
                 f"removed. {reason}. Every backup ends like this until you run `nnclr store repair {name}` or `nnclr "
                 f"store drop {name}`."
             )
+        if previous is None:
+            place.sound(ids[-1:], set_aside=True)
         try:
             removed, freed = (0, 0) if keep is None else _prune(place, keep)
         except NNCLRHubError as error:
@@ -192,7 +195,7 @@ class _Copy:
         """Copy a file, and return what queries find in it; if the collection `of` is damaged, note that instead."""
         # the copy is complete before the first upload, because SQLite's log grows until the transaction ends
         with NamedTemporaryFile(dir=self._place.folder, delete=False) as copy:
-            path = self._store.folder / file
+            path, is_sound = self._store.folder / file, False
             try:
                 with closing(sqlite3.connect(copy.name, isolation_level=None)) as target:
                     os.unlink(copy.name)  # so that a crash leaves nothing
@@ -204,9 +207,10 @@ class _Copy:
                         found = [source.execute(query).fetchall() for query in queries]
                         if of is not None:
                             self._check_rows(source, path)
+                        is_sound = True  # an error from here on is that of the disk with the copy
                         source.backup(target, pages=CHUNK_PAGES)
             except StoreError as error:
-                if of is None or isinstance(error, DiskFull):
+                if of is None or is_sound or isinstance(error, DiskFull):
                     raise
                 if path in self._store.files().values():  # else it was dropped since, and is left out
                     self.damaged[of] = error
@@ -273,14 +277,18 @@ class _Copy:
 def _prune(place: _Place, keep: int) -> tuple[int, int]:
     """Remove all backups but the newest ones; return how many, and the bytes of the chunks that were removed.
 
-    Backups that cannot be read do not count. As long as there is one, no chunk is removed, because it may use it.
+    Backups that cannot be read do not count. As long as there is one that is newer than the oldest that is kept, no
+    chunk is removed, because it may use it.
     """
     ids = place.ids()
-    sound = place.sound(ids)
+    sound = place.sound(ids, set_aside=True)
+    oldest, aside = sound[-keep:][0].id, place.ids(DAMAGED)
     place.remove([f"backups/{backup.id}.json" for backup in sound[:-keep]])
+    place.remove([f"backups/{id}{DAMAGED}" for id in aside if id < oldest])
     used = {sha256 for backup in sound[-keep:] for sha256, _ in backup.chunks}
+    is_unknown = max(aside, default="") > oldest or len(sound) + len(aside) < len(ids)
     # also those that a crash has left
-    unused = {} if len(sound) < len(ids) else {name: size for name, size in place.chunks().items() if name not in used}
+    unused = {} if is_unknown else {name: size for name, size in place.chunks().items() if name not in used}
     place.remove([f"chunks/{name}" for name in unused])
     return len(sound[:-keep]), sum(unused.values())
 
@@ -300,7 +308,8 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
     `progress` is called with (done, total) in bytes. InvalidRequest is raised if there is no backup.
     """
     place, backups, problems, damaged, done = _Place(source), {}, {}, {}, 0
-    for id in place.ids(some=True):
+    checked = place.ids(some=True)
+    for id in checked:
         try:
             backups[id] = place.backup(id)
         except StoreError as error:
@@ -313,9 +322,11 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
             damaged[chunk] = str(error)
         done += chunk[1]
         progress(done, sum(size for _, size in chunks))
-    problems |= {id: next(map(damaged.get, backup.chunks & damaged.keys()), None) for id, backup in backups.items()}
+    for id, backup in backups.items():
+        for chunk in backup.chunks & damaged.keys():
+            problems[id] = damaged[chunk]
     # another process may have removed old ones while they were read
-    return {id: problems[id] for id in place.ids() if id in problems}
+    return {id: place.with_hint(id, problems[id]) if id in problems else None for id in place.ids() if id in checked}
 
 
 def restore(
@@ -466,9 +477,10 @@ class _Place:
                 log.warning("%s cannot be locked, so make only one backup to it at a time", self._address)
             yield
 
-    def ids(self, *, some: bool = False) -> list[str]:
+    def ids(self, suffix: str = ".json", *, some: bool = False) -> list[str]:
         """Return the ids of the backups, oldest first; with `some`, at least one."""
-        ids = sorted(name[:-5] for name in self._sizes("backups") if name[-5:] == ".json" and _ID.fullmatch(name[:-5]))
+        names = [name.removesuffix(suffix) for name in self._sizes("backups") if name.endswith(suffix)]
+        ids = sorted(filter(_ID.fullmatch, names))
         if some and not ids:
             raise InvalidRequest(f"{self._address} has no backup; check the address.")
         return ids
@@ -488,15 +500,22 @@ class _Place:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
 
-    def sound(self, ids: Iterable[str]) -> list[Backup]:
-        """Return the backups whose description can be read."""
+    def sound(self, ids: Iterable[str], *, set_aside: bool = False) -> list[Backup]:
+        """Return the backups whose description can be read; with `set_aside`, rename damaged ones."""
         found = []
         for id in ids:
             try:
                 found.append(self.backup(id))
             except (StoreCorrupt, StoreTooNew) as error:
                 log.warning("a backup is skipped (%s)", error)
+                if set_aside and isinstance(error, StoreCorrupt):
+                    with self._used(), suppress(FileNotFoundError):  # another process has just removed it
+                        self._fs.mv(f"backups/{id}.json", f"backups/{id}{DAMAGED}")
         return found
+
+    def with_hint(self, id: str, problem: str) -> str:
+        """Return what is wrong with a backup, and how to remove it."""
+        return f"{problem} To remove this backup, delete {self._address}/backups/{id}.json."
 
     def chunks(self) -> dict[str, int]:
         """Return the sizes of all chunks in bytes, by hash, and of files that were not written completely."""
@@ -507,10 +526,8 @@ class _Place:
         sha256, size = chunk
         data = self._read(f"chunks/{sha256}")
         if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
-            raise StoreCorrupt(
-                f"{self._address}/chunks/{sha256} is damaged. Use another backup, and delete that file, so that the "
-                "next backup does not share it."
-            )
+            again = "" if self.folder else f", and delete {self._address}/chunks/{sha256}, which backups share"
+            raise StoreCorrupt(f"{self._address}/chunks/{sha256} is damaged; use another backup{again}.")
         return data
 
     def write(self, name: str, data: bytes) -> None:

@@ -358,10 +358,9 @@ class VectorStore(Protocol):
         Otherwise `to` becomes an alias. Promoting `to.old` to `to` swaps the two.
 
         `finish` is called before, while writes to the old collection wait; if it raises, nothing changes. It must not
-        write to the old collection. On Milvus, writes of other clients do not wait. Return the new name of the old
-        collection, if it was called `to` itself.
+        write to the old collection. Return the new name of the old collection, if it was called `to` itself.
         """
-        ...
+        raise InvalidRequest("Only a store in a folder replaces a collection; point an alias to the other one instead.")
 
     def close(self) -> None:
         """Close all collections and release the store."""
@@ -402,11 +401,6 @@ class VectorStore(Protocol):
         hint = f"existing ones: {known}." if known else "the store is empty; index images first."
         return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
 
-    def replaced_name(self, to: str, free: str) -> str:
-        """Return `to.old`, or the first of `to.old2`, ... that is not taken, or is the name that becomes free."""
-        taken = {*self.names(), *self.aliases()} - {free}
-        return next(name for n in range(1, len(taken) + 2) if (name := f"{to}.old{n if n > 1 else ''}") not in taken)
-
     def __enter__(self) -> Self:
         return self
 
@@ -422,8 +416,3 @@ def collection_exists(name: str) -> CollectionExists:
 def is_alias(name: str, target: str) -> InvalidRequest:
     """Return the error for an alias where a collection's own name is needed."""
     return InvalidRequest(f"{name!r} is an alias; use the name of its collection, {target!r}.")
-
-
-def is_own_name(name: str) -> InvalidRequest:
-    """Return the error for the promotion of a collection to its own name."""
-    return InvalidRequest(f"{name!r} is already the collection's own name; promote another collection to it.")

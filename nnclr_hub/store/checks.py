@@ -13,6 +13,7 @@ import numpy as np
 import orjson
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.plural import counted
 from nnclr_hub.store.items import Item, SearchOptions
 from nnclr_hub.store.spec import CollectionSpec
 
@@ -189,7 +190,7 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
             raise InvalidRequest(f"Each item must be an Item(id, vector, metadata, thumbnail), got {item!r:.80}.")
         jpeg = item.thumbnail
         if jpeg is not None and (not isinstance(jpeg, bytes) or len(jpeg) > MAX_THUMBNAIL):
-            size = f"{len(jpeg)} bytes" if isinstance(jpeg, bytes) else type(jpeg).__name__
+            size = f"{counted(len(jpeg), 'byte')}" if isinstance(jpeg, bytes) else type(jpeg).__name__
             raise InvalidRequest(
                 f"The thumbnail of item {item.id!r} must be at most {MAX_THUMBNAIL} bytes, got {size}."
             )

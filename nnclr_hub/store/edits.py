@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, MetadataConflict
+from nnclr_hub.plural import counted
 from nnclr_hub.store.checks import check_ids, metadata_json
 from nnclr_hub.store.items import ById, Item, Where
 from nnclr_hub.store.where import Group, parse
@@ -60,8 +61,8 @@ def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[st
     if conflicts:
         first = next(iter(conflicts))
         raise MetadataConflict(
-            f"Nothing was changed: {len(conflicts)} of {len(expected or ())} items do not have the expected metadata. "
-            f"For example, {first!r} has {conflicts[first]!r:.200}; read them again.",
+            f"Nothing was changed: {len(conflicts)} of {counted(len(expected or ()), 'item')} with other metadata than "
+            f"expected. For example, {first!r} has {conflicts[first]!r:.200}; read them again.",
             conflicts,
         )
 

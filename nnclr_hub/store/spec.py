@@ -6,6 +6,7 @@ spec = CollectionSpec(dim=256, metric="cosine", indexed=("label",))
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 
 import numpy as np
@@ -100,7 +101,7 @@ class CollectionSpec:
         """Raise FingerprintMismatch if an embedder's vectors cannot be compared with those of the collection."""
         if self.fingerprint and embedder.fingerprint != self.fingerprint:
             names = [(self.model or "").partition("?"), embedder.name.partition("?")]
-            step = f"move it to this one with `nnclr store reembed {collection} --model {embedder.name}`"
+            step = f"move it to this one with `nnclr store reembed {collection} --model {quote(embedder.name)}`"
             if names[0][0] == names[1][0] and names[0] != names[1]:  # thumbnails lack other channels
                 step = "index the images into another collection"
             ours, other = self.model or "another encoder", ""

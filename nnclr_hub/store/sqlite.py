@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from nnclr_hub.errors import DiskFull, StoreClosed, StoreCorrupt, StoreTooNew
+from nnclr_hub.plural import counted
 from nnclr_hub.store.disk import HINT, PAGE_SIZE, check_process, fsync_folder, make_folder, size_of_file, translated
 
 BUSY_SECONDS = 5.0
@@ -246,7 +247,9 @@ class Database:
                         count = self.connection.execute("SELECT n FROM commits").fetchone()[0]
                 if recorded is not None and recorded[0] > count:
                     missing = recorded[0] - count
-                    reason = f"it lacks {missing} acknowledged changes, because its log is damaged or missing"
+                    reason = (
+                        f"it lacks {counted(missing, 'acknowledged change')}, because its log is damaged or missing"
+                    )
                     raise StoreCorrupt(reason) from ValueError(reason)
             except BaseException:
                 self.close()

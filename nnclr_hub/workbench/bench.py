@@ -127,10 +127,6 @@ class Bench(Protocol):
         """
         ...
 
-    def abandon_reembed(self, name: str) -> None:
-        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
-        ...
-
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON.
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.duplicates import chance_threshold, link_pairs
+from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Item, Progress, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
@@ -161,7 +162,7 @@ def calibrated_threshold(collection: Collection) -> float:
     if collection.spec.metric != "cosine" or total < LEAST:
         raise InvalidRequest(
             f"A threshold can be calibrated for collections of at least {LEAST} items with the metric cosine; "
-            f"{collection.name!r} has {total} items and {collection.spec.metric}. Give a score."
+            f"{collection.name!r} has {counted(total, 'item')} and {collection.spec.metric}. Give a score."
         )
     rows: list[np.ndarray] = []
     for items in pages(collection, None, limit=PAGE):

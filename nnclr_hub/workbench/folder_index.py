@@ -7,7 +7,7 @@ The task `index` does this with a folder that a server may read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -16,6 +16,7 @@ from nnclr_hub.encoder.embedder import Embedder
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.images.tiles import is_empty
+from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
@@ -70,7 +71,7 @@ def index_folder(
         _refuse_other_tiles(collection, listing, known)
     changes = find_changes(listing, known, prune=request.prune)
     if request.prune:
-        advice = 'delete those whose files no longer exist with `nnclr store delete --where`, by the key "root"'
+        advice = 'delete those whose files no longer exist with `nnclr store delete`, by a filter on the key "root"'
         warn_of_other_sources(listing, known, advice)
     begin(changes)
     _update(write, changes.moved)
@@ -127,25 +128,11 @@ def _refuse_other_tiles(collection: Collection, listing: Listing, known: Known) 
         one for id, one in known.items() if id not in listing.images and (one.get("root"), one.get("path")) in files
     ]
     if other:
+        where = f" with box {other[0][BOX]}" if BOX in other[0] else " as a whole"
         raise InvalidRequest(
-            f"Collection {collection.name!r} has {_cut(other)} of these files, such as {other[0]['path']}; index them "
-            "in the same way, or replace them with --prune."
+            f"Collection {collection.name!r} has {counted(len(other), 'item')} of these files, cut in another way: "
+            f"{other[0]['path']}{where}. Index them in the same way (--tile), or replace them with --prune."
         )
-
-
-def _cut(items: Sequence[Mapping[str, Any]]) -> str:
-    """Describe how the files of items were cut."""
-    path = items[0]["path"]
-    # clients can write metadata, too
-    found = [one[BOX] for one in items if one["path"] == path and isinstance(one.get(BOX), list)]
-    boxes = [box for box in found if len(box) == 4 and all(isinstance(side, int) for side in box)]
-    if not boxes:
-        return f"{len(items)} whole images (no --tile)"
-    side = max(right - left for left, _, right, _ in boxes)
-    # the last tiles are moved inside, so only the first ones have the regular distance
-    starts = max((sorted({box[axis] for box in boxes}) for axis in (0, 1)), key=len)
-    overlap = f" --overlap {side - starts[1]}" if len(starts) > 2 and starts[1] < side else ""
-    return f"{len(items)} tiles (--tile {side}{overlap})"
 
 
 def _refuse_clash(collection: Collection, listing: Listing, known: Known) -> None:

@@ -25,6 +25,7 @@ import numpy as np
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest
 from nnclr_hub.images.pool import DecodingLimits, DecodingPool
 from nnclr_hub.missing_values import is_nan
+from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.exchange import require_parquet
 from nnclr_hub.workbench.payload import decode_vector
@@ -165,8 +166,8 @@ def read_batch(path: str, format: str, start: int) -> tuple[list[Item | str], in
     size = sum(len(item) if isinstance(item, str) else item.vector.nbytes + _size(item.metadata) for item in items)
     if size > MOST_BATCH:
         raise InvalidRequest(
-            f"{len(items)} rows of the file take {size >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB. Write shorter "
-            "values."
+            f"{counted(len(items), 'row')} of the file with {size >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB. "
+            "Write shorter values."
         )
     return items, done
 
@@ -193,7 +194,7 @@ def _batches(path: str, format: str) -> Iterator[tuple[Any, int]]:
                 read += len(batch)
                 yield batch, size * read // max(1, count)
         if read != count:
-            raise ValueError(f"its footer has {count} rows, and its row groups have {read}")
+            raise ValueError(f"its footer has {counted(count, 'row')}, and its row groups have {read}")
         return
     with pyarrow.OSFile(path) as source:
         is_file = source.read(6) == b"ARROW1"  # a stream has no such mark

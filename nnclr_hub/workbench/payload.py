@@ -12,6 +12,7 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.source import Source
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -37,7 +38,7 @@ def decode_vector(vector: Any, what: str = "vector") -> np.ndarray:
     if isinstance(vector, str):
         data = decode_base64(vector, what)
         if len(data) % 4:
-            raise InvalidRequest(f"{what} has {len(data)} bytes, which is not a multiple of 4 (float32).")
+            raise InvalidRequest(f"{what} has {counted(len(data), 'byte')}, which is not a multiple of 4 (float32).")
         return np.frombuffer(data, "<f4").astype(np.float32)
     try:
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, which the store refuses

@@ -28,6 +28,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, ItemNotFound, NNCLRHubE
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.images.labels import LabeledImages, first_names, read_labeled, read_splits
 from nnclr_hub.images.source import file_key
+from nnclr_hub.plural import counted
 from nnclr_hub.probe.few_shot import SHOTS, Shots, few_shot_curve
 from nnclr_hub.probe.linear_probe import ABOUT, WEIGHTS, Label, LinearProbe, Prediction
 from nnclr_hub.probe.metrics import (
@@ -316,7 +317,7 @@ def fit_on_folder(
     hint = "give images of each class, in one folder per class or in a CSV file with the columns path and label."
     refuse_few(images.labels, images.several, str(part), hint)
     read, broken = _vectors(encoder, images, progress)
-    refuse_few(read.labels, read.several, f"{part}, of which {len(broken)} images cannot be read,", hint)
+    refuse_few(read.labels, read.several, f"{part}, without {counted(len(broken), 'image')} that cannot be read,", hint)
     validation: Validation = None
     used = [*images.paths]
     if {"train", "val"} <= splits.keys() and options.l2 is None:
@@ -473,7 +474,9 @@ def evaluate_probe(
     read, broken = _vectors(encoder, images, progress)
     unknown = tuple(sorted(set(map(str, read.classes)) - set(names)))
     rated = score_probe(probe, read.vectors, read.targets((*names, *unknown)), unknown)
-    sentences = [f"{bare} images without a label"] * bool(bare) + [f"{path}: {reason}" for path, reason in broken]
+    sentences = [f"{counted(bare, 'image')} without a label"] * bool(bare) + [
+        f"{path}: {reason}" for path, reason in broken
+    ]
     seen = sum(file_key(path) in fitted_on for path in images.paths) if fitted_on else 0
     return replace(rated, notes=tuple(sentences), fitted_on=seen)
 
@@ -659,9 +662,3 @@ def probe_files(kept: KeptProbe) -> dict[str, bytes]:
     """Return a probe as files by name: probe.safetensors and probe.json for `LinearProbe.load`, and card.json."""
     card = json.dumps({"name": kept.name, **kept.about}, indent=2)
     return {**kept.probe.files(), CARD: (card + "\n").encode()}
-
-
-def probe_in_one_file(kept: KeptProbe) -> bytes:
-    """Return a probe as one safetensors file, whose metadata `probe` holds the JSON of `probe_files`."""
-    about = {"name": kept.name, **kept.about, **json.loads(kept.probe.files()[ABOUT])}
-    return kept.probe.files(("probe", json.dumps(about)))[WEIGHTS]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from nnclr_hub.errors import ChangesUnavailable, CollectionNotFound, InvalidRequ
 from nnclr_hub.images.channels import AnyImage
 from nnclr_hub.images.pool import decoding_processes
 from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.pages import pages
@@ -74,23 +76,17 @@ class ReembedRequest(Request):
     collection: str = option("name or alias of the collection")
     model: str = option("the new encoder")
     skip_missing: bool = option("skip items whose file is missing or changed", False)
-    writes_stopped: bool = option(
-        "nothing else writes to the collection until the job is done. Required over Milvus, which keeps no log of "
-        "changes; a store in a folder accepts writes",
-        False,
-    )
     source: str | None = option("where a server has the model", None, hidden=True)
 
 
 @task("reembed", ReembedRequest, path="/collections/{collection}/reembed")
 def reembed_collection(bench: LocalBench, request: ReembedRequest, context: TaskContext) -> dict[str, Any]:
     """Build a copy of the collection with another encoder, then swap the two; see `reembed`."""
-    options = {"skip_missing": request.skip_missing, "writes_stopped": request.writes_stopped}
-    model, folders = request.source or request.model, bench.source_folders
+    options: Any = {"skip_missing": request.skip_missing, "folders": bench.source_folders}
     try:
         context.raise_if_cancelled()
-        found = reembed(bench, request.collection, model, **options, folders=folders, progress=context.progress)
-        return found.as_json()
+        model = request.source or request.model
+        return reembed(bench, request.collection, model, **options, progress=context.progress).as_json()
     except Cancelled:
         with suppress(CollectionNotFound):  # the collection is deleted
             abandon(bench, request.collection)
@@ -103,7 +99,6 @@ def reembed(
     model: str,
     *,
     skip_missing: bool = False,
-    writes_stopped: bool = False,
     folders: Sequence[Path] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Reembedded:
@@ -115,13 +110,11 @@ def reembed(
     Args:
         name: of a collection, or an alias.
         skip_missing: leave out items whose file is missing or changed, instead of failing at the end.
-        writes_stopped: nothing writes to the collection until this returns. Milvus needs it, because it keeps no log of
-            changes.
         folders: the only folders whose files may be read, since metadata could name any file; None: any folder.
         progress: called with (done, total), counted in items of the old collection.
 
     Raises:
-        InvalidRequest: if another re-embedding runs, or the store keeps no log and writes are not stopped.
+        InvalidRequest: if another re-embedding runs, or the store is not in a folder.
         StoreError: if items cannot be embedded; finished work is kept for the next call.
     """
     bench.collection(name)  # a wrong name is reported before a model is loaded
@@ -139,11 +132,6 @@ def reembed(
                 f"Collection {name!r} reads {str(reading) or 'all channels of the first page'} of each image, and "
                 f"{embedder.name} reads {str(embedder.reading) or 'all'}; re-embed it with "
                 f"{reading.within(embedder.name)!r}, or index its images into another collection."
-            )
-        if _position(old) is None and not writes_stopped:
-            raise InvalidRequest(
-                f"The store keeps no log of changes, so writes to {name!r} during a re-embedding would be lost. Stop "
-                "all writers, then repeat the call with --writes-stopped (writes_stopped=True)."
             )
         read = partial(read_source, reading=reading, folders=folders, originals=bench.originals)
         done = _Copying(bench.store, old, embedder, read, progress).run(name, skip_missing=skip_missing)
@@ -192,13 +180,16 @@ def _copy_of(store: VectorStore, old: Collection, embedder: Embedder) -> Collect
     return begun
 
 
-def _position(collection: Collection) -> tuple[int, str] | None:
-    """Return the last change and the log that it is in; None if the store keeps no log."""
+def _position(collection: Collection) -> tuple[int, str]:
+    """Return the last change and the log that it is in; raise InvalidRequest if the store keeps none."""
     last = collection.info().durable_seq
     try:
         return last, collection.changes(last, 1).log
-    except InvalidRequest:
-        return None
+    except InvalidRequest as error:
+        raise InvalidRequest(
+            "Only a store in a folder can re-embed a collection, because writes to others are in no log. Index the "
+            "images into another collection, then use an alias: `nnclr store alias ALIAS COLLECTION`."
+        ) from error
 
 
 class _Copying:
@@ -247,8 +238,8 @@ class _Copying:
                 raise self._refusal(name)
             if new.count() != (wanted := old.count() - len(self._skipped)):
                 raise StoreError(
-                    f"{new.name!r} holds {new.count()} items instead of {wanted}, because something else writes to it; "
-                    "stop that and repeat the call."
+                    f"{new.name!r} holds {counted(new.count(), 'item')} instead of {wanted}, because something else "
+                    "writes to it; stop that and repeat the call."
                 )
             if new.spec.indexed != old.spec.indexed:  # changed since the copy was created
                 new.change_indexed(old.spec.indexed)
@@ -257,9 +248,7 @@ class _Copying:
         return Reembedded(new.name, new.count(), self._embedded, tuple(self._reasons()), kept)
 
     def _changed(self) -> Iterable[str]:
-        """Return what changed since the last look at the log; without a log, what differs."""
-        if self._at is None:
-            return self._differing()
+        """Return what changed since the last look at the log."""
         since, log = self._at
         ids: dict[str, None] = {}
         try:
@@ -361,17 +350,18 @@ class _Copying:
         shown += f"; and {more} more" if more > 0 else ""
         update = f"run `nnclr index FOLDER --collection {name}` for changed files (with --prune for deleted ones)"
         if self._new.name in self._store.names():
+            reembed = f"nnclr store reembed {name}"
             return StoreError(
-                f"{count} of the {self._old.count()} items of {name!r} cannot be re-embedded ({shown}). Restore the "
-                f"files or {update}, and repeat the call; or leave these items out with `nnclr store reembed {name} "
-                f"--model {model} --skip-missing`. Finished work is kept until `nnclr store reembed {name} --abandon`."
+                f"{count} of {counted(self._old.count(), 'item')} of {name!r} cannot be re-embedded ({shown}). Restore "
+                f"the files or {update}, and repeat the call; or leave these items out with `{reembed} --model "
+                f"{quote(model)} --skip-missing`. Finished work is in {self._new.name!r}, which can be dropped."
             )
         local = any(Path(str(metadata.get("root", ""))).is_absolute() for metadata, _ in self._skipped.values())
         elsewhere = "if they are on another machine or no longer exist, index the images with"
         hint = f"or {update}" if local else f"or, {elsewhere} --model {model} into a collection of another name"
         return StoreError(
-            f"None of the {count} items of {name!r} can be re-embedded ({shown}), and the collection was not changed. "
-            f"Restore the files, {hint}, and repeat the call."
+            f"None of {counted(count, 'item')} of {name!r} can be re-embedded ({shown}), and the collection was not "
+            f"changed. Restore the files, {hint}, and repeat the call."
         )
 
 

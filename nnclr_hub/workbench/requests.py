@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
     from nnclr_hub.table_rows import LabelTable
 
-MOST_WORKERS, LEAST_SIDE = 32, 32
+LEAST_SIDE = 32
 COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 COMPARE |= {"min_length": operator.ge, "max_length": operator.le}
 WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least"}
@@ -174,7 +174,6 @@ class FolderRequest:
     labels: a table of labels; see `list_images_of`.
     source: for a server: name of the folder in the collection; None: FOLDER-ID@HOST, where the ID is a hash of the
         folder's path and of the machine-id. That of an archive is its folder, and the name of the archive follows.
-    workers: for a server: concurrent requests, 1 to 32.
     shrink: for a server: longest side of images that are sent, in pixels; None: send the files as they are.
     """
 
@@ -186,7 +185,6 @@ class FolderRequest:
     tiling: Tiling | None = None
     labels: LabelTable | str | Path | None = None
     source: str | None = None
-    workers: int = 4
     shrink: int | None = None
 
     def __post_init__(self) -> None:
@@ -201,8 +199,6 @@ class FolderRequest:
         """Raise InvalidRequest if a value is outside of its limits."""
         if self.vectors is not None:
             CollectionSpec(1, vectors=self.vectors)  # type: ignore[arg-type]
-        if not 1 <= self.workers <= MOST_WORKERS:
-            raise InvalidRequest(f"workers must be between 1 and {MOST_WORKERS}, got {self.workers}.")
         if self.shrink is not None and self.shrink < LEAST_SIDE:
             raise InvalidRequest(f"shrink must be at least {LEAST_SIDE} pixels, got {self.shrink}.")
         if self.tiling is not None and (self.source is not None or self.shrink is not None):

@@ -394,12 +394,6 @@ class Workbench:
 
         return inspect_and_report(self, request, folder, report)
 
-    def abandon_reembed(self, name: str) -> None:
-        """Delete the copies of a collection that failed re-embeddings left behind, if there are any."""
-        from nnclr_hub.workbench.reembedding import abandon
-
-        abandon(self, name)
-
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON."""
         context = TaskContext(progress)

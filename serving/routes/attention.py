@@ -54,11 +54,11 @@ class AttentionOptions(Strict):
     max_side: Integer | None = Field(
         None, description="longest side of the network's input in pixels; null: 1024, or the limit of the server"
     )
-    center_prior: bool = Field(
-        True,
-        description="of the whole image, without targets, head and threshold: the PNG shows the map times a Gaussian "
-        "in the center and, without max_side, the network sees the image with a short side of at most 256 pixels; "
-        "false: the plain map of the image in its own size",
+    center_prior: bool | None = Field(
+        None,
+        description="true: the PNG shows the map times a Gaussian in the center and, without max_side, the network "
+        "sees the image with a short side of at most 256 pixels; only for the whole image, without targets, head and "
+        "threshold. false: the plain map of the image in its own size. null: true where that is possible",
     )
     opacity: float = Field(OPACITY, description="opacity of the map over the image, 0 to 1")
     with_png: bool = Field(False, description="add each map as a PNG to the JSON response")

@@ -26,6 +26,7 @@ from nnclr_hub.workbench.duplicates import check_pair_score
 from nnclr_hub.workbench.inspection.comparison import MAX_COMPARED
 from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.probes import refuse_taken_probe
+from nnclr_hub.workbench.reembedding import abandon
 from nnclr_hub.workbench.source_folders import SourceFolders
 from nnclr_hub.workbench.tasks import Task, all_tasks
 
@@ -186,7 +187,7 @@ async def job_events(id: str, here: Here, last_event_id: Annotated[str | None, H
 @router.on(*("DELETE", "/collections/{name}/reembed", WRITE, f"collection_not_found {FAILED_WRITE}"), status_code=204)
 def abandon_reembed(name: str, here: Here) -> None:
     """Delete the copies that failed re-embeddings left behind, if there are any."""
-    here.workbench.abandon_reembed(name)
+    abandon(here.workbench, name)
 
 
 # ---- the routes that start a task

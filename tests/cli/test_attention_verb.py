@@ -120,8 +120,8 @@ def test_a_center_prior_of_a_part_is_refused(model, image_files, tmp_path, words
     option, value = words
     more = (option, image_files[1] if value is None else value, "--model", model, "--out", tmp_path)
     line = refused("attention", image_files[0], "--center-prior", *more, code=2)
-    assert "--center-prior" in line
-    assert option in line
+    assert "center_prior" in line
+    assert option.removeprefix("--") in line
 
 
 def test_a_folder_of_images_is_no_place_for_maps(model, image_files, tmp_path):

@@ -25,10 +25,10 @@ def test_indexing_a_folder_without_readable_images_fails_and_leaves_nothing(tmp_
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
     call = ("index", tmp_path / "broken", "--collection", "c", "--store", store, "--model", model)
-    assert "None of the 1 images" in refused(*call, code=1)
+    assert "None of 1 image " in refused(*call, code=1)
     assert not store.exists()
     index(image_files[0].parent, store, model=model)
-    assert "None of the 1 images" in refused(*call, "--collection", "d", code=1)  # the last one counts
+    assert "None of 1 image " in refused(*call, "--collection", "d", code=1)  # the last one counts
     with open_store(str(store), read_only=True) as opened:
         assert [info.name for info in opened.list()] == ["c"]
 

@@ -44,7 +44,7 @@ def test_options_become_the_query(bench, store, image_files, tmp_path):
     where = {"must": [{"key": "label", "match": "cat"}]}
     one, two = Example(image=image_files[4]), Example(id=b)
     cases = [
-        ((image_files[4], "-k", 3, "--offset", 2), SearchQuery([one], k=3, offset=2)),
+        ((image_files[4], "-k", 3), SearchQuery([one], k=3)),
         ((image_files[4], "--box", "0,0,32,32"), SearchQuery.of(image=image_files[4], box=(0, 0, 32, 32), k=5)),
         (("--id", a, "--where", json.dumps(where), "--exact"), SearchQuery.of(id=a, k=5, where=where, exact=True)),
         (("--id", a, "--group-by", "label"), SearchQuery.of(id=a, k=5, group_by="label")),
@@ -64,16 +64,11 @@ def test_percentiles_are_next_to_the_scores(bench, store):
     expected = bench.search("c", SearchQuery.of(id=id, k=5, with_percentile=True))
     answer = found("--store", store, "--id", id)
     assert [match["percentile"] for match in answer["matches"]] == [match.percentile for match in expected]
-    assert "percentile" not in found("--store", store, "--id", id, "--no-percentile")["matches"][0]
-    shown, hidden = (
-        output_of("search", "--collection", "c", "--store", store, "--id", id, *options).splitlines()
-        for options in ((), ("--no-percentile",))
-    )
+    shown = output_of("search", "--collection", "c", "--store", store, "--id", id).splitlines()
     assert [line.split()[:2] for line in shown[1:4]] == [
         ["score", "percentile"],
         *([f"{match.score:.4f}", percent_text(match.percentile)] for match in expected[:2]),
     ]
-    assert hidden[1].split()[:2] == ["score", "id"]
 
 
 def test_matches_are_written_as_html_and_csv(store, image_files, tmp_path):

@@ -1,5 +1,6 @@
 """Names and labels are printed as they are: no markup, and no control characters, in every verb that prints them."""
 
+import io
 import os
 import subprocess
 import sys
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 from commands import nnclr
 from PIL import Image
+from rich.console import Console
 
 from nnclr_hub import open_store
+from nnclr_hub.progress import bar
 from nnclr_hub.store.base import CollectionSpec, Item
 
 STARTER = "nnclr_resnet18_free_starter"
@@ -98,6 +101,18 @@ def tower():
     read = lambda image: torch.from_numpy(np.array(image.resize((8, 8)), np.float32) / 255).permute(2, 0, 1)
     return wrap_encoder(embed, read, "slow", 3)
 """
+
+
+def test_progress_is_shown_once_its_total_is_known():
+    shown = io.StringIO()
+    console = Console(file=shown, width=80)
+    with bar(console, "compacting", unit="items") as advance:
+        advance(0, 0)
+    assert shown.getvalue() == ""
+    with bar(console, "compacting", unit="items") as advance:
+        advance(0, 0)
+        advance(3, 4)
+    assert "3/4" in shown.getvalue()
 
 
 def test_long_work_is_reported_in_a_pipe(tmp_path, photos, monkeypatch):

@@ -41,7 +41,6 @@ def test_a_failed_upload_is_explained_in_one_line(server, folder, monkeypatch, t
         closed = f"http://127.0.0.1:{probe.getsockname()[1]}"  # held, but it does not listen
         assert closed in error_line(index(folder, "--collection", "d", "--server", closed), 1)
     assert error_line(index(tmp_path / "nowhere", *there), 2)
-    assert error_line(index(folder, *there, "--workers", 0), 2)
     assert error_line(index(folder, *there, "--store", "s"), 2)
     assert error_line(index(folder, "--collection", "d", "--shrink", 320), 2)
     # nothing of all this has made the collection, but for the last one that had a server and a folder

@@ -151,7 +151,7 @@ def test_an_interrupted_upload_keeps_acknowledged_images_and_continues(server, c
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            collection.index_folder(FolderRequest(folder, workers=2), progress=interrupt)
+            collection.index_folder(folder, progress=interrupt)
     finally:
         signal.signal(signal.SIGINT, before)
     held = collection.count()
@@ -173,7 +173,7 @@ def test_a_refused_upload_stops_all_workers(client, folder, monkeypatch):
             client.store.drop("vanishing")
 
     with pytest.raises(CollectionNotFound):
-        client.collection("vanishing").index_folder(FolderRequest(folder, workers=2), progress=drop)
+        client.collection("vanishing").index_folder(folder, progress=drop)
 
 
 async def _index(url: str, folder) -> None:

@@ -29,7 +29,8 @@ from nnclr_hub.errors import (
     StoreReadOnly,
     UnknownModel,
 )
-from nnclr_hub.workbench import FolderRequest, NewImage
+from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench.file_import import ImportRequest
 
 EMPTY = Response(200, {"collections": []})
 BUSY = problem(429, "overloaded")
@@ -188,10 +189,12 @@ def test_an_upload_waits_for_a_server_that_has_answered_once(kind, answered, tmp
     answers[answered:answered] = [ServerUnreachable("gone")] * 12
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "v.ndjson").write_text('{"id": "a", "vector": [1.0]}\n')
-    collection = RemoteCollection(Played(answers, 60), "c")
+    played = Played(answers, 60)
+    collection, client = RemoteCollection(played, "c"), Client()
+    client._connection = played
     upload = {
-        "folder": lambda: collection.index_folder(FolderRequest(tmp_path, workers=1)).added == 1,
-        "file": lambda: collection.import_file(tmp_path / "v.ndjson").id == "1",
+        "folder": lambda: collection.index_folder(tmp_path).added == 1,
+        "file": lambda: client.start("import", ImportRequest("c", str(tmp_path / "v.ndjson"))).id == "1",
     }[kind]
     if answered:
         assert upload()

@@ -18,7 +18,7 @@ NOT_OVER_HTTP = {
     "a cursor is opaque": "pages_cover_everything_once",
     "a URL is short": "filters_agree_with_a_literal",
     "metadata is JSON already": "metadata_is_what_the_standard_library_makes_of_it",
-    "no promotion": "promotion cannot_be_done_with_a_name",
+    "no other specification": "cannot_be_done_with_a_name",
     "percentiles come with matches": "percentile pairs_are_sampled",
     "the server chooses the fingerprint, and what is compared": "the_store_decides vectors_of_another_encoder",
     "the limits are those of the server's store": "facets_count_the_values other_keys_can_be",
@@ -72,12 +72,16 @@ def collection(store):
     return store.create("c", CollectionSpec(DIM, index="flat", indexed=("n", "label", "v")))
 
 
-@pytest.fixture
-def names(store):
+def with_names(store):
     """Add the collections `a` and `b`, each with an item that has the same name."""
     for name in "ab":
         store.create(name, CollectionSpec(2)).upsert([Item(name, np.ones(2))])
     return store
+
+
+@pytest.fixture
+def names(store):
+    return with_names(store)
 
 
 @pytest.fixture
@@ -94,3 +98,8 @@ def folder(tmp_path):
     """Open a store in a folder, for what only that promises."""
     with open_store(str(tmp_path / "only")) as opened:
         yield opened
+
+
+@pytest.fixture
+def folder_names(folder):
+    return with_names(folder)

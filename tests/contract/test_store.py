@@ -49,13 +49,11 @@ IMPOSSIBLE = [
     ("collection_not_found", lambda s: s.drop("absent")),
     ("collection_not_found", lambda s: s.rename("absent", "there")),
     ("collection_not_found", lambda s: s.alias("x", "absent")),
-    ("collection_not_found", lambda s: s.promote("absent", "best")),
     ("collection_not_found", lambda s: s.write("absent", lambda c: c.delete(["a"]))),
     ("invalid_request", lambda s: s.drop("best")),
     ("invalid_request", lambda s: s.rename("best", "there")),
     ("invalid_request", lambda s: s.rename("a", "a/b")),
     ("invalid_request", lambda s: s.alias("../x", "a")),
-    ("invalid_request", lambda s: s.promote("a", "a")),
     *(
         ("invalid_request", lambda s, name=name: s.create(name, CollectionSpec(2)))
         for name in ("", " a", "a/b", "a\nb", "e\u0301", "..", "x" * 129, "ü" * 65, 'a"b')
@@ -98,7 +96,15 @@ def test_renaming_and_dropping_take_the_aliases_along(names):
     assert names.get("a").spec.dim == 3
 
 
-def test_promotion_keeps_what_was_there_and_takes_the_aliases_along(names):
+def test_only_a_folder_replaces_a_collection(names, kind):
+    with refused("invalid_request" if kind != "folder" else "collection_not_found"):
+        names.promote("absent", "a")
+
+
+def test_promotion_keeps_what_was_there_and_takes_the_aliases_along(folder_names):
+    names = folder_names
+    with refused("invalid_request"):
+        names.promote("a", "a")
     names.create("c", CollectionSpec(2))
     for alias in ("x", "y"):
         names.alias(alias, "a")
@@ -121,7 +127,9 @@ def test_promotion_keeps_what_was_there_and_takes_the_aliases_along(names):
         assert names.aliases()["x"] == "d"
 
 
-def test_a_promotion_that_cannot_finish_changes_nothing(names):
+def test_a_promotion_that_cannot_finish_changes_nothing(folder_names):
+    names = folder_names
+
     def finish():
         assert ids(names, "a") == ["a"]
         raise KeyError
@@ -217,7 +225,6 @@ def test_a_reader_reads_and_is_refused_every_change(place):
             lambda: store.rename("c", "d"),
             lambda: store.alias("d", "c"),
             lambda: store.unalias("d"),
-            lambda: store.promote("c", "d"),
         ):
             with refused("read_only"):
                 call()

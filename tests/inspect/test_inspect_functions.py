@@ -200,6 +200,17 @@ def test_out_of_fold_predictions_come_from_other_rows(groups):
         out_of_fold(vectors, np.zeros(240, np.int64))
 
 
+@pytest.mark.parametrize("classifier", ["linear", "knn"])
+def test_out_of_fold_predictions_do_not_depend_on_the_order_of_rows(groups, classifier):
+    vectors, labels = groups
+    labels = np.where(np.arange(240) % 10 == 0, (labels + 1) % 6, labels)  # so that predictions are uncertain
+    found = out_of_fold(vectors, labels, classifier=classifier)
+    for order in (np.arange(240)[::-1], np.random.default_rng(3).permutation(240)):
+        shuffled = out_of_fold(vectors[order], labels[order], classifier=classifier)
+        assert np.array_equal(shuffled.probabilities, found.probabilities[order])
+        assert np.array_equal(shuffled.right, found.right[order])
+
+
 def test_suspect_labels_are_the_flipped_ones(groups):
     vectors, labels = groups
     flipped = np.random.default_rng(2).permutation(240)[:12]

@@ -169,6 +169,12 @@ def test_json_has_all_values_of_the_library(client, encoder, image_files, send, 
     assert "png" not in found
 
 
+@pytest.mark.parametrize(("targets", "query"), [(0, {"point": [20, 30]}), (1, {}), (0, {"box": [8, 8, 40, 64]})])
+def test_a_center_prior_of_a_part_is_refused(client, image_files, targets, query):
+    sent = form(image_files[0], image_files[1 : 1 + targets], center_prior=True, **query)
+    is_problem(client.post(PATH, **sent), 422, "invalid_request")
+
+
 def test_maps_come_as_an_array_or_an_image(client, encoder, image_files):
     [want] = encoder.attention_maps(AttentionSettings(Point(20, 30)), image_files[0])
     array = client.post(PATH, headers=NPY, **form(image_files[0], point=[20, 30]))

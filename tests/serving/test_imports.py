@@ -15,6 +15,7 @@ from waiting import until
 from nnclr_hub import AsyncClient, Client
 from nnclr_hub.client import uploads
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.workbench.file_import import ImportRequest
 from nnclr_hub.workbench.staging import complete, partial_file, partial_size, staged
 from serving.routes.imports import PartialFile
 
@@ -133,26 +134,23 @@ def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, cli
 
     with Client(server.url) as opened:
         with pytest.raises(KeyboardInterrupt):
-            opened.collection("points").import_file(path, progress=killed)
+            opened.start("import", ImportRequest("points", str(path)), killed)
         assert seen == [0, 50_000, 100_000]
         seen.clear()
-        job = opened.collection("points").import_file(path, progress=lambda done, total: seen.append(done))
+        request = ImportRequest("points", str(path))
+        job = opened.start("import", request, lambda done, total: seen.append(done))
         assert seen[0] == 100_000
         assert opened.jobs.wait(job.id).result["added"] == len(LINES)
         assert stored(client, points) == ALL
         with pytest.raises(CollectionNotFound):
-            opened.collection("none").import_file(path)
-        for wrong in (
-            {"path": tmp_path / "missing.zip"},
-            {"path": tmp_path / "a.txt"},
-            {"path": path, "format": "csv"},
-        ):
+            opened.start("import", ImportRequest("none", str(path)))
+        for wrong in ("missing.zip", "a.txt"):
             with pytest.raises(InvalidRequest):
-                opened.collection("points").import_file(**wrong)
+                opened.start("import", ImportRequest("points", str(tmp_path / wrong)))
 
     async def again():
         async with AsyncClient(server.url) as opened:
-            job = await opened.collection("points").import_file(path)  # a new import, since the first one is done
+            job = await opened.start("import", request)  # a new import, since the first one is done
             return await opened.jobs.wait(job.id)
 
     done = asyncio.run(again())
@@ -173,7 +171,7 @@ def test_an_interrupted_upload_is_deleted_on_request(server, client, points, tmp
         assert client.delete(state).status_code == 204
         assert client.get(state).json() == {"received": 0, "job": None}
     with Client(server.url) as opened:  # nothing hinders another attempt
-        opened.jobs.wait(opened.collection("points").import_file(path).id)
+        opened.run("import", ImportRequest("points", str(path)))
     assert stored(client, points) == {f"i{i}": i for i in range(500)}
 
 

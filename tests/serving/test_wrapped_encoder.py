@@ -94,7 +94,7 @@ def left_jobs(tmp_path, photos):
     with open_store(str(tmp_path / "store")) as store:
         store.create("album", CollectionSpec(6)).upsert([Item("a", np.eye(6)[0], {"label": "x"})])
         records = JobRecords(store.records, keep=0)
-        reembedded = {"collection": "album", "model": "x", "skip_missing": True, "writes_stopped": False}
+        reembedded = {"collection": "album", "model": "x", "skip_missing": True}
         for kind, params, hidden in (
             ("reembed", reembedded, {"source": source}),
             ("comparison", compared, {"source": [source]}),

@@ -266,10 +266,27 @@ def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_pat
             restore(destination, tmp_path / "new", at=when)
     assert restored(destination, tmp_path / first, at=first)["c"] == three_backups[first]
     before = chunks_at(destination)
+    [problem] = filter(None, verify_backups(destination).values())
+    assert f"{destination}/backups/{third}.json" in problem
     with open_small_store(tmp_path / "store") as store:
-        assert back_up(store, destination, keep=2).freed == 0  # the damaged one does not count
-    assert before.keys() <= chunks_at(destination).keys()
-    assert [problem is None for problem in verify_backups(destination).values()] == [True, False, True]
+        assert back_up(store, destination, keep=2).freed == 0  # the damaged one does not count, and may use any chunk
+        assert before.keys() <= chunks_at(destination).keys()
+        assert list(verify_backups(destination).values()) == [None, None]  # it is set aside
+        assert back_up(store, destination, keep=1).freed > 0  # nor as soon as it is older than all that are kept
+    used = {sha256 for backup in list_backups(destination) for sha256, _ in backup.chunks}
+    assert chunks_at(destination).keys() == used
+    assert len(files.ls(f"{root}/backups")) == 1
+
+
+@pytest.mark.parametrize("keep", [None, 9])
+def test_the_next_backup_sets_a_damaged_newest_one_aside(three_backups, tmp_path, destination, keep):
+    files, root = url_to_fs(destination)
+    files.pipe_file(f"{root}/backups/{max(three_backups)}.json", b"{}")
+    assert len(list(filter(None, verify_backups(destination).values()))) == 1
+    with open_small_store(tmp_path / "store") as store:
+        again = back_up(store, destination, keep=keep).id
+    assert set(verify_backups(destination).values()) == {None}
+    assert restored(destination, tmp_path / "new", at=again)["c"] == three_backups[max(three_backups)]
 
 
 @pytest.mark.parametrize("fault", ["damaged", "an item", "missing", "later format"])

@@ -135,7 +135,7 @@ def test_damaged_records_leave_collections_usable_and_are_repaired(tmp_path):
         assert store.get("photos").count() == 0
     done = CliRunner().invoke(app, ["store", "repair", "--store", str(folder)])
     assert done.exit_code == 0
-    assert "records were saved" in done.output
+    assert "records saved: " in done.output
     with open_store(str(folder)) as store:
         saved = store.records.list("job")
         assert 300 < len(saved) < 500

@@ -1,5 +1,6 @@
 """Filters, edits of metadata and facets agree with a plain reading of them; bad filters are refused."""
 
+import json
 import threading
 
 import numpy as np
@@ -12,6 +13,7 @@ from nnclr_hub.errors import DeadlineExceeded
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.cancellation import cancellable
+from nnclr_hub.store.folder import filters
 from nnclr_hub.store.settings import StoreSettings
 
 
@@ -26,8 +28,10 @@ def world_of(store, seed: int) -> World:
     return World(store.create(f"c{seed}", CollectionSpec(4, indexed=("label", "odd key'"))), seed)
 
 
-def test_everything_agrees_with_its_plain_reading(store):
-    """With none to two other writers."""
+@pytest.mark.parametrize("together", [filters.TOGETHER, 7])
+def test_everything_agrees_with_its_plain_reading(store, monkeypatch, together):
+    """With none to two other writers, and row ids that are read in one part or in several."""
+    monkeypatch.setattr(filters, "TOGETHER", together)
     for turn, _ in enumerate(repeated(0.3)):
         for seed in range(3 * turn, 3 * turn + 3):
             world = world_of(store, seed)
@@ -36,6 +40,16 @@ def test_everything_agrees_with_its_plain_reading(store):
                     world.step()
                     world.check()
             store.drop(f"c{seed}")
+
+
+@pytest.mark.parametrize("value", [[], {}, ["a"], {"a": 1}, True, 7, 0])
+def test_a_text_equals_no_other_value_that_is_written_alike(store, value):
+    text = json.dumps(value, separators=(",", ":"))
+    collection = store.create("c", CollectionSpec(2))
+    collection.upsert([Item(name, np.ones(2), {"a": one}) for name, one in (("value", value), ("text", text))])
+    for condition in ({"match": text}, {"in": [text, "other"]}):
+        found = collection.scroll(where={"must": [{"key": "a", **condition}]}).items
+        assert [item.id for item in found] == ["text"]
 
 
 def test_a_reopened_store_and_a_reader_see_the_same(tmp_path):

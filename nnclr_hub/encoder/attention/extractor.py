@@ -173,6 +173,7 @@ class AttentionExtractor:
         traits, name = self.traits, self._name
         if targets > MAX_TARGETS:
             raise InvalidRequest(f"At most {MAX_TARGETS} target images are allowed, got {targets}.")
+        settings.has_prior(targets)
         row = traits.uses_class_token_row(settings, targets)
         for value, what in ((settings.head, "head"), (settings.threshold, "threshold")):
             if value is not None and not row:
@@ -217,7 +218,7 @@ class AttentionExtractor:
         if has_query and settings.query is not None:
             require_inside(settings.query, decoded.size)
         down, across = self.traits.stride
-        short = VIEW_SIDE if alone and settings.has_prior and settings.max_side is None else math.inf
+        short = VIEW_SIDE if alone and settings.has_prior() and settings.max_side is None else math.inf
         side = most if settings.max_side is None else min(settings.max_side, most)
         size = input_size(decoded.size, (across, down), side, short, whole=self.traits.transformer)
         return PreparedImage(for_people(decoded), self._transform.resized(decoded, size))
@@ -286,7 +287,7 @@ class AttentionExtractor:
                     f"The output of {self._name} for this image is NaN or infinite; check its weights."
                 )
             limits = (float(value.min()), float(value.max()))
-            prior = settings.has_prior and not targets
+            prior = settings.has_prior(len(targets))
             found.append(AttentionMap(value, kind, one.grid, limits, one.prepared.image, prior))
         return on_one_scale(found)
 

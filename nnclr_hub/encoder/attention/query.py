@@ -70,9 +70,10 @@ class AttentionSettings:
     head: number of a head of the last block, from 0; None: the mean of all heads. Only for the row of [CLS].
     threshold: in (0, 1]; keep the fewest patches that contain this share of the row's sum. Only for the row of [CLS].
     max_side: maximum side of the network's input, in pixels; see `geometry.input_size`. None: 1024.
-    center_prior: for the whole image without targets, head and threshold. The overlay shows the map times a Gaussian
-        in the center, where objects mostly are; without max_side, the network sees the image with a short side of at
-        most 256 pixels. False: the plain map of the image in its own size, as in the paper.
+    center_prior: True: the overlay shows the map times a Gaussian in the center, where objects mostly are; without
+        max_side, the network sees the image with a short side of at most 256 pixels. Only for the whole image, without
+        targets, head and threshold. False: the plain map of the image in its own size, as in the paper. None: True
+        where that is possible.
 
     Raises:
         InvalidRequest: a value is invalid for every network.
@@ -83,7 +84,7 @@ class AttentionSettings:
     head: int | None = None
     threshold: float | None = None
     max_side: int | None = None
-    center_prior: bool = True
+    center_prior: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.query, Point | Box | None):
@@ -96,13 +97,18 @@ class AttentionSettings:
             raise InvalidRequest(f"threshold must be in (0, 1], such as 0.6, got {self.threshold!r}.")
         if self.max_side is not None and not (_is_whole(self.max_side) and self.max_side >= 1):
             raise InvalidRequest(f"max_side must be a whole number of pixels, got {self.max_side!r}.")
-        if not isinstance(self.center_prior, bool):
-            raise InvalidRequest(f"center_prior must be true or false, got {self.center_prior!r}.")
+        if not isinstance(self.center_prior, bool | None):
+            raise InvalidRequest(f"center_prior must be true, false or null, got {self.center_prior!r}.")
+        self.has_prior()
 
-    @property
-    def has_prior(self) -> bool:
-        """Whether the overlay of a map without targets shows the center prior."""
-        return self.center_prior and (self.query, self.head, self.threshold) == (None, None, None)
+    def has_prior(self, targets: int = 0) -> bool:
+        """Return whether the overlay shows the center prior; raise InvalidRequest if it should and cannot."""
+        kind = "point" if isinstance(self.query, Point) else "box"
+        others = {kind: self.query, "target": targets or None, "head": self.head, "threshold": self.threshold}
+        given = [name for name, value in others.items() if value is not None]
+        if self.center_prior and given:
+            raise InvalidRequest(f"center_prior is for the map of the whole image; leave it out, or {given[0]}.")
+        return self.center_prior is not False and not given
 
 
 def require_inside(query: Query, size: tuple[int, int]) -> None:

@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
+from nnclr_hub.plural import counted
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.disk import LOW_WATER, check_process, free_bytes
+from nnclr_hub.store.disk import check_process
 from nnclr_hub.store.folder import rows, schema, verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.log import last_vector_change, read_changes
@@ -61,7 +62,7 @@ class EmbeddedCollection(Collection):
         read_only: bool = False,
     ) -> None:
         self.name = name
-        self._path, self._lost, self._settings, self._read_only = path, lost, settings, read_only
+        self._path, self._lost = path, lost
         self._life = threading.Lock()  # held while the files are opened or closed
         self._closed = False
         self._pid = os.getpid()
@@ -71,7 +72,7 @@ class EmbeddedCollection(Collection):
 
     def __repr__(self) -> str:
         try:
-            items = "closed" if self._closed else f"{self.statistics().items:,} items"
+            items = "closed" if self._closed else counted(self.statistics().items, "item")
         except NNCLRHubError:
             items = "unreadable"
         index = self._files.states.latest.main.kind.name
@@ -344,11 +345,6 @@ class EmbeddedCollection(Collection):
         return self._writable().submit(run, frees=frees)
 
     def _writable(self) -> Writer:
-        with self._life:
-            if self._files.writer is None and not (self._read_only or self._closed):
-                if free_bytes(self._path) < LOW_WATER:
-                    raise self._files.refusal
-                self._files.start_writing(self._lost)  # the disk was full when it was opened, and has space again
         if self._files.writer is None:
             raise self._files.refusal
         return self._files.writer

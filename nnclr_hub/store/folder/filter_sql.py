@@ -104,7 +104,9 @@ def _equals(value: str, kind: str, wanted: Sequence[Any], parameters: list[Any])
     names = ["null" if one is None else str(one).lower() for one in wanted if one is None or isinstance(one, bool)]
     parts = []
     if texts:
-        parts.append(f"{value} IN {_list(texts, parameters)} AND {kind} = 'text'")
+        # a list or an object is the text of its JSON; looking at the type as well takes a quarter more time
+        is_text = f" AND {kind} = 'text'" if any(text[:1] in ("[", "{") for text in texts) else ""
+        parts.append(f"{value} IN {_list(texts, parameters)}{is_text}")
     if numbers:
         parts.append(f"{value} IN {_list(numbers, parameters)} AND {kind} {_NUMBER}")
     parts += [f"{kind} = '{name}'" for name in names]

@@ -9,13 +9,13 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import faiss
-import numpy as np
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.cancellation import check_cancelled
@@ -27,7 +27,7 @@ from nnclr_hub.store.folder.schema import connect
 from nnclr_hub.store.folder.writer import Writer, closed_error
 from nnclr_hub.store.index.fold import FITTED, Stopped, fold, is_due, is_outdated, kind_of_next, most_recent
 from nnclr_hub.store.index.snapshot import remove_snapshot, write_snapshot
-from nnclr_hub.store.index.state import Main, State, States, threads
+from nnclr_hub.store.index.state import Fetch, Main, State, States, threads
 from nnclr_hub.store.index_kinds import COARSE, FLAT
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
@@ -176,7 +176,8 @@ class Maintenance:
             live = len(state.alive)
             # a command that ends leaves what a server would have
             if live <= FITTED and is_outdated(state.main, self._settings, live, True):
-                fold(self._states, self._settings, self._fetch)
+                with self._fetching() as fetch:
+                    fold(self._states, self._settings, fetch)
             if self._unsaved() >= self._settings.snapshot_on_close:
                 self.snapshot()
         except StoreError as error:  # the next start builds the index again
@@ -251,7 +252,8 @@ class Maintenance:
 
         stop = self._closing.is_set
         try:
-            fold(self._states, self._settings, self._fetch, rebuild=rebuild, idle=idle, stop=stop, progress=show)
+            with self._fetching() as fetch:
+                fold(self._states, self._settings, fetch, rebuild=rebuild, idle=idle, stop=stop, progress=show)
         finally:
             self._building = None
         _call_libc("malloc_trim", 0)  # lists of an inverted file grow by copies, and glibc keeps the old ones
@@ -295,9 +297,11 @@ class Maintenance:
             return 0
         return abs(len(main) - rows) if kind is main.kind else len(main)
 
-    def _fetch(self, rids: np.ndarray) -> np.ndarray:
-        with self._reader() as connection:
-            return fetch_vectors(connection, self._states.latest.main.spec, rids)
+    @contextmanager
+    def _fetching(self) -> Iterator[Fetch]:
+        """Provide a function that reads vectors, by a connection with a small cache: those of searches have items."""
+        with closing(connect(self._path, read_only=True)) as connection, translated(self._path):
+            yield partial(fetch_vectors, connection, self._states.latest.main.spec)
 
 
 def _content(main: Main | None) -> tuple[Any, int, Any]:

@@ -44,7 +44,6 @@ T = TypeVar("T")
 CACHE_BYTES = {"f32": 128 << 20, "f16": 3 << 20}
 CACHE_SHARE = 16  # of the memory of the index, at most
 MAX_IDLE = 8
-RETIRED_S = 5.0  # to wait for the reads of a disk that was full
 MAX_FOLLOWED = 50_000  # changes; of more, not all vectors are read at once
 
 
@@ -64,8 +63,11 @@ class Resources:
         self.refusal: StoreError = OpenedForReading()
         try:
             self._connection = connect(path, read_only=read_only)
-        except DiskFull as error:  # it can be read at least, if it was closed cleanly
-            read_only, self.refusal = True, error
+        except DiskFull:  # it can be read at least, if it was closed cleanly
+            read_only = True
+            self.refusal = DiskFull(
+                f"The disk of {path} was full when the file was opened; free some space, then open the store again."
+            )
             self._connection = connect(path, read_only=True)
         try:
             with translated(path):
@@ -74,7 +76,11 @@ class Resources:
                 with reading(self._connection):
                     check_meta(self._connection, path, recorded)
                 if not read_only:
-                    self._prepare(self._connection, lost)
+                    self._folder.mkdir(exist_ok=True)
+                    # the last writer did not close the file
+                    if self._connection.execute("SELECT 1 FROM meta WHERE key = 'clean'").fetchone() is None:
+                        quick_check(self._connection, path)
+                    clear_leftovers(self._connection, self._folder, lost)
                 with reading(self._connection):
                     state, saved = self._recover(self._connection)
         except BaseException:
@@ -83,49 +89,11 @@ class Resources:
         self.states = States(state)
         self.filters, self.facets = Filters(), Facets()
         self.writer: Writer | None = None
-        self.connections, self._retired = self._new_connections(), list[Connections]()
-        reader, load = lambda: self.connections.reader(), self._rebuild
-        self.maintenance = Maintenance(self.states, settings, path, reader, load, saved)
+        self.connections = Connections(path, settings.memory, self.spec.precision)
+        self.maintenance = Maintenance(self.states, settings, path, self.connections.reader, self._rebuild, saved)
         if not read_only:
-            self._start_writer()
-        self.maintenance.wake()
-
-    def _prepare(self, connection: sqlite3.Connection, lost: Path) -> None:
-        """Check a file that is going to be written."""
-        self._folder.mkdir(exist_ok=True)
-        # the last writer did not close the file
-        if connection.execute("SELECT 1 FROM meta WHERE key = 'clean'").fetchone() is None:
-            quick_check(connection, self._path)
-        clear_leftovers(connection, self._folder, lost)
-
-    def _new_connections(self) -> Connections:
-        return Connections(self._path, self._settings.memory, self.spec.precision)
-
-    def _start_writer(self) -> None:
-        self.writer = Writer(self._connection, self.states, self._path, self.record, self.maintenance.wake)
-        self.maintenance.writer = self.writer
-
-    def start_writing(self, lost: Path) -> None:
-        """Become writable, after the disk was full when the files were opened; reads continue."""
-        connection = connect(self._path)
-        try:
-            with translated(self._path):
-                self._prepare(connection, lost)
-            # a connection on a full disk reads the file as one that nobody changes, so none may be left
-            self._retired.append(self.connections)
-            self.connections = self._new_connections()
-            self._retired = [one for one in self._retired if not one.retire(RETIRED_S)]
-            if self._retired:
-                raise DiskFull(
-                    f"{self._path} cannot be written while a read runs that began when its disk was full; repeat the "
-                    "write when it has ended."
-                )
-            self._connection.close()  # nobody wrote in between: the store has locked its folder
-        except BaseException:
-            connection.close()
-            raise
-        self._connection, self.refusal = connection, OpenedForReading()
-        self._start_writer()
+            wake = self.maintenance.wake
+            self.writer = self.maintenance.writer = Writer(self._connection, self.states, path, self.record, wake)
         self.maintenance.wake()
 
     def close(self, *, keep: bool, dropped: bool) -> None:
@@ -254,8 +222,7 @@ class Connections:
         self._cache_kib = min(CACHE_BYTES[precision], memory // CACHE_SHARE) >> 10
         self._idle: deque[sqlite3.Connection] = deque()  # used from the end, where the caches are the warmest
         self._used = 0
-        self._returned = threading.Condition()
-        self._retired = False
+        self._counting = threading.Lock()
         self._pid = os.getpid()
         self.closed = self._dropped = False
 
@@ -265,7 +232,7 @@ class Connections:
         check_process(self._pid)
         if self.closed:
             raise closed_error(self._dropped)
-        with self._returned:
+        with self._counting:
             self._used += 1
         connection = None
         try:
@@ -278,30 +245,17 @@ class Connections:
                 yield connection
         finally:
             if connection is not None:
-                if self.closed or self._retired or len(self._idle) >= MAX_IDLE:
+                if self.closed or len(self._idle) >= MAX_IDLE:
                     connection.close()
                 else:
                     self._idle.append(connection)
-            with self._returned:
+            with self._counting:
                 self._used -= 1
-                self._returned.notify_all()
-
-    def retire(self, timeout: float) -> bool:
-        """Close connections as they are returned; return whether all were, within some seconds. Reads still work."""
-        self._retired = True
-        self._close_idle()
-        with self._returned:
-            all_returned = self._returned.wait_for(lambda: not self._used, timeout)
-        self._close_idle()  # of a thread that did not see yet that they are retired
-        return all_returned
 
     def close(self, *, dropped: bool = False) -> None:
         """Close idle connections now, and the others when they are returned."""
         self._dropped = dropped
         self.closed = True
-        self._close_idle()
-
-    def _close_idle(self) -> None:
         with suppress(IndexError):  # another thread may take the last one
             while True:
                 self._idle.pop().close()

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nnclr_hub.errors import InvalidFilter, StoreCorrupt
+from nnclr_hub.plural import counted
 from nnclr_hub.store.disk import HINT
 from nnclr_hub.store.folder.filter_sql import add_functions, value_sql
 from nnclr_hub.store.spec import CollectionSpec
@@ -176,9 +177,9 @@ def check_meta(connection: sqlite3.Connection, path: Path, recorded: tuple[int, 
         raise StoreCorrupt(f"{path} is damaged (its last commit fails its checksum); {HINT}.")
     if recorded is not None and recorded[0] > commit.seq:
         raise StoreCorrupt(
-            f"{path} lacks {recorded[0] - commit.seq} acknowledged changes, because its log is damaged or missing. "
-            "Restore a backup with `nnclr store restore`, or keep what is readable with "
-            "`nnclr store repair COLLECTION`."
+            f"{path} lacks {counted(recorded[0] - commit.seq, 'acknowledged change')}, because its log is damaged or "
+            "missing. Restore a backup with `nnclr store restore`, or keep what is readable with `nnclr store repair "
+            "COLLECTION`."
         )
     if (sequence(connection, "oplog"), sequence(connection, "items")) != (commit.seq, commit.rid) or (
         recorded is not None and recorded[0] == commit.seq and recorded[1] != commit.items
@@ -196,7 +197,7 @@ def check_totals(connection: sqlite3.Connection, path: Path) -> None:
     if any(connection.execute(lone.format(table)).fetchone()[0] for table in ("vectors", "thumbnails")):
         damage = "its tables disagree"
     elif rows != last.items:
-        damage = f"{rows} rows, but {last.items} were committed"
+        damage = f"{counted(rows, 'row')} instead of {last.items}"
     elif any(row != Commit(*row[:-1]).row for row in connection.execute("SELECT * FROM commits")):
         damage = "a commit fails its checksum"
     elif count and count != last.seq - first + 1:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreClosed, StoreError
-from nnclr_hub.store.base import Collection, VectorStore, is_alias, is_own_name
+from nnclr_hub.store.base import Collection, VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.disk import fsync_folder, give_back, take_lock, translated, write_id
 from nnclr_hub.store.failpoints import reached
@@ -260,13 +260,13 @@ class EmbeddedStore(VectorStore):
                 if finish is not None:
                     finish()
                 if name == to:
-                    raise is_own_name(name)
+                    raise InvalidRequest(f"{name!r} is already the collection's own name; promote another one to it.")
                 aliases, old = self.aliases(), None
                 with self._catalog.changing() as root:  # aliases follow each change of a name
                     root.execute("UPDATE aliases SET name = ? WHERE name = ?", [name, aliases.get(to, to)])
                     if to in self.names():
                         # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
-                        old = self.replaced_name(to, name)
+                        old = self._free_name(to, name)
                         for now, then in ((name, ""), (to, old), ("", to)):
                             root.execute("UPDATE collections SET name = ? WHERE name = ?", [then, now])
                     else:
@@ -279,6 +279,11 @@ class EmbeddedStore(VectorStore):
                 self._renamed(self._resolve(old)[1], old)
                 self._renamed(key, to)
             return old
+
+    def _free_name(self, to: str, free: str) -> str:
+        """Return `to.old`, or the first of `to.old2`, ... that is not taken, or is the name that becomes free."""
+        taken = {*self.names(), *self.aliases()} - {free}
+        return next(name for n in range(1, len(taken) + 2) if (name := f"{to}.old{n if n > 1 else ''}") not in taken)
 
     # ---- life
 

@@ -14,13 +14,12 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
-from nnclr_hub.store.base import VectorStore, is_alias, is_own_name
+from nnclr_hub.store.base import VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.milvus import rows
 from nnclr_hub.store.milvus.collection import MilvusCollection
@@ -122,32 +121,6 @@ class MilvusStore(VectorStore):
                 with suppress(CollectionNotFound):  # another client has just removed it
                     found[name] = decode(self.connection.call("describe_alias", alias)["collection_name"]) or ""
         return dict(sorted(found.items()))
-
-    def promote(self, name: str, to: str, finish: Callable[[], None] | None = None) -> str | None:
-        """See `VectorStore.promote`. An alias is moved in one step.
-
-        A collection is renamed first, then `name`. In between, and after a crash there, nothing is called `to`.
-        """
-        self.refuse_if_read_only()
-        with self._names:
-            real = self.get(name).name
-            if check_collection_name(to, "Alias") == real:
-                raise is_own_name(real)
-            if finish is not None:
-                finish()
-            known, kept = self.aliases(), None
-            if to not in self.names():
-                self.alias(to, real)
-            else:
-                # the promoted one gives up its name, so `c` and `c.old` can be swapped, and swapped back
-                kept = self.replaced_name(to, real)
-                if kept == real:
-                    self.rename(real, real := self.replaced_name(kept, ""))
-                self.rename(to, kept)
-                self.rename(real, to)
-            for alias in [alias for alias, target in known.items() if target == known.get(to, to) and alias != to]:
-                self.alias(alias, to)
-            return kept
 
     # ---- life
 

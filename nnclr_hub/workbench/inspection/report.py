@@ -22,6 +22,7 @@ from urllib.parse import quote
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.plural import counted
 from nnclr_hub.report_page import report_page, tile
 from nnclr_hub.workbench.bench import Inspected, LocalBench, Report
 from nnclr_hub.workbench.inspection.findings import (
@@ -125,7 +126,7 @@ def _summary(kept: KeptInspection) -> str:
         "Leaks between splits": count["leaks"],
         "Outliers": count["outliers"],
         "Clusters": count["clusters"],
-        "Labeled": f"{labeled} in {len(found['classes'])} classes" if labeled else "none",
+        "Labeled": f"{labeled} in {counted(len(found['classes']), 'class', 'classes')}" if labeled else "none",
         "Suspect labels": count["suspect_labels"],
     }
     rows["Encoder"] = found["model"]

@@ -19,6 +19,7 @@ from nnclr_hub.images.listing import find_splits, in_tiles, list_places
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.images.tiles import Tiling
+from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
@@ -107,7 +108,9 @@ def folder_subject(
     good = [i for i, one in enumerate(found) if isinstance(one, Scanned)]
     broken = [(listed.names[i], str(one)) for i, one in enumerate(found) if not isinstance(one, Scanned)]
     if not good:
-        raise NoImages(f"None of the {len(found)} images of {folder} could be read; the first error is: {broken[0][1]}")
+        raise NoImages(
+            f"None of {counted(len(found), 'image')} of {folder} could be read; the first error is: {broken[0][1]}"
+        )
     files = [listed.files[i] for i in good]
     features = extract_features(encoder, files, folder=cache, progress=report("embedding"))
     kept = [k for k in range(len(good)) if k not in features.broken]
@@ -147,7 +150,7 @@ def collection_subject(
     total = collection.count()
     if total < 2 or total * collection.spec.dim * 4 > MOST_VECTORS:
         raise InvalidRequest(
-            f"{collection.name!r} has {total} items; an inspection takes 2 to "
+            f"{collection.name!r} has {counted(total, 'item')}; an inspection takes 2 to "
             f"{MOST_VECTORS // (4 * collection.spec.dim)} of this length of vectors."
         )
     log, seq = state_of(collection)
@@ -178,7 +181,7 @@ def collection_subject(
         by_table = labels.check(labels.match(places), collection.name)
         named = [next(iter(by_table.labels(id)), None) for id in ids]
     confirmed = {id for id, label, by in zip(ids, named, reviewed, strict=True) if label is not None and label == by}
-    # as a folder is listed: the folds of cross-validation and the starts of clusters depend on the order of rows
+    # as a folder is listed: the starts of clusters depend on the order of rows
     order = sorted(range(len(ids)), key=lambda i: (places[i].root, paths[i].split("/")))
     paths = [paths[i] for i in order]
     return Subject(

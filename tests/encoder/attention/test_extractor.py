@@ -222,6 +222,19 @@ def test_the_whole_image_is_seen_small_with_a_center_prior(resnet, vit, photo):
         assert not vit.attention(large, **options).center_prior
 
 
+@pytest.mark.parametrize("more", [{"query": Point(5, 5)}, {"query": Box(1, 1, 9, 9)}, {"head": 1}, {"threshold": 0.6}])
+def test_a_center_prior_of_a_part_is_refused(vit, photo, more):
+    with pytest.raises(InvalidRequest, match="center_prior"):
+        vit.attention(photo, center_prior=True, **more)
+    vit.attention(photo, **more)
+
+
+def test_a_center_prior_of_a_target_is_refused(vit, photo):
+    with pytest.raises(InvalidRequest, match="target"):
+        vit.attention(photo, target=photo, center_prior=True)
+    assert vit.attention(photo, center_prior=True).center_prior
+
+
 REFUSALS = [
     ("resnet", {"center_prior": 1}, "center_prior"),
     ("resnet", {"head": 0}, "head"),
