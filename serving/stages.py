@@ -328,7 +328,7 @@ class DecodeWorkers:
             except BaseException as error:  # the thread must survive everything
                 log.exception("decoding failed")
                 for item in items:
-                    item.fail(_failed("Decoding", error))
+                    item.fail(error if isinstance(error, NNCLRHubError) else _failed("Decoding", error))
             self._working.difference_update(items)
 
     def _share(self) -> int:

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from nnclr_hub.cores import usable_cores
-from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady, ServiceError
+from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady
 from nnclr_hub.images.source import TABLE, Source
 
 T = TypeVar("T")
@@ -132,8 +132,8 @@ class DecodingPool:
         Raises:
             ImageTooExpensive: the image exceeded a limit.
             ImageError: it cannot be read, or it crashed the codec.
-            NotReady: the pool is closed, all processes stay busy, or the system killed several that decoded the image.
-            ServiceError: processes cannot start.
+            NotReady: the pool is closed, all processes stay busy, none can be started, or the system killed several
+                that decoded the image.
         """
         [result] = self.run_each(operation, [source], *arguments, limits=limits)
         if isinstance(result, Exception):
@@ -231,20 +231,26 @@ class DecodingPool:
 
 
 class _Worker:
-    """A process and the pipe to it; raises ServiceError if it cannot be started."""
+    """A process and the pipe to it; raises NotReady if it cannot be started in two attempts."""
 
     def __init__(self) -> None:
         try:
-            self.connection, theirs = _context().Pipe()
+            self._start()
+        except (OSError, EOFError):  # the system may have killed the process that forks this one
+            try:
+                self._start()
+            except (OSError, EOFError) as error:
+                raise NotReady(
+                    f"A decoding process cannot be started ({getattr(error, 'strerror', None) or error}); if that is a "
+                    "limit of the system (`ulimit -a`), raise it, or decode fewer images at once."
+                ) from error
+
+    def _start(self) -> None:
+        self.connection, theirs = _context().Pipe()
+        with theirs:
             # of a daemon, this program does not wait for the end at its own
             self.process = _Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
             self.process.start()
-            theirs.close()
-        except (OSError, EOFError) as error:
-            raise ServiceError(
-                f"A decoding process cannot be started ({getattr(error, 'strerror', None) or error}); if that is a "
-                "limit of the system (`ulimit -a`), raise it, or decode fewer images at once."
-            ) from error
 
     def end(self) -> int:
         """End the process; return its exit status, or minus the signal that had ended it before."""

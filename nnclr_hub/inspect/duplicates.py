@@ -23,7 +23,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_correlation
 from nnclr_hub.inspect.neighbors import chance_level, checked, nearest
-from nnclr_hub.store.percentiles import ALIKE, SAMPLE, distinct_rows, random_pairs
+from nnclr_hub.store.percentiles import ALIKE, EQUAL, SAMPLE, distinct_rows, random_pairs
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
 CANDIDATES = 5  # neighbors of each row that are compared by pixels
@@ -185,7 +185,8 @@ def chance_threshold(rows: np.ndarray, count: int, kind: Kind = "center") -> tup
     while True:
         some, alike = distinct_rows(rows, alike)
         if len(some) < LEAST:
-            return alike, VectorTransform.fit(rows[some], kind)
+            # a transform of so few rows makes copies differ: centered, those of a single image are rounding errors
+            return alike if kind == "raw" else max(alike, EQUAL), VectorTransform.fit(rows[some], "raw")
         random = random_pairs(len(some), RANDOM_PAIRS)
         pairs = max(1.0, _pair_count(count * len(some) / sampled))
 

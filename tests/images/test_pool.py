@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,7 @@ from PIL import Image
 from waiting import until
 
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
-from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest, NotReady, ServiceError
+from nnclr_hub.errors import ImageError, ImageTooExpensive, ImageTooLarge, InvalidRequest, NotReady
 from nnclr_hub.images.decode import decode_any, decode_image
 from nnclr_hub.images.pool import DecodingLimits, DecodingPool, decoding_processes, run_isolated, run_isolated_each
 from nnclr_hub.images.reading import PLAIN
@@ -172,10 +173,27 @@ def test_a_process_that_cannot_start_is_reported(monkeypatch):
 
     monkeypatch.setattr("multiprocessing.connection.Pipe", refuse)
     pool = DecodingPool(1)
-    with pytest.raises(ServiceError):
+    with pytest.raises(NotReady):  # 503: clients try again
         pool.run_each(echo, [b"a", b"b"])
     monkeypatch.undo()
     assert pool.run(echo, b"abc")[1] == 3
+    pool.close()
+
+
+def test_a_start_that_fails_is_repeated(monkeypatch):
+    """The system may kill the process that forks the others, which multiprocessing starts again at the next attempt."""
+    start, attempts = ForkServerProcess.start, []
+
+    def fail_once(process: ForkServerProcess) -> None:
+        attempts.append(1)
+        if len(attempts) == 1:
+            raise EOFError("unexpected EOF")
+        start(process)
+
+    monkeypatch.setattr(ForkServerProcess, "start", fail_once)
+    pool = DecodingPool(1)
+    assert pool.run(echo, b"abc")[1] == 3
+    assert len(attempts) == 2
     pool.close()
 
 

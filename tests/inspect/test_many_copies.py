@@ -88,6 +88,18 @@ def test_copies_are_found_by_vectors_alone(times, jitter, dim, store):
     assert sorted(map(len, near_duplicates(collection))) == [times] * 30
 
 
+@pytest.mark.parametrize("dim", [32, 256])
+@pytest.mark.parametrize(
+    ("copies", "jitter"), [([60], 0.0), ([40, 40], 0.0), ([40, 40], 0.002), ([3], 0.002), ([2, 2], 0.002)]
+)
+def test_copies_of_few_images_are_found_by_vectors_alone(dim, copies, jitter):
+    rng = np.random.default_rng(0)
+    different = rng.normal(size=(len(copies), dim)) + 2 * rng.normal(size=dim)
+    vectors = different.repeat(copies, axis=0)
+    vectors += jitter * rng.normal(size=vectors.shape) * np.sqrt(dim) / 4
+    assert sorted(map(len, inspect.near_duplicates(vectors).groups)) == copies
+
+
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("odd_copies", [1, 8])
 @pytest.mark.parametrize("times", [1, 4])

@@ -388,6 +388,19 @@ def test_a_thread_that_dies_is_replaced_each_time(make_engine):
     assert engine.in_work == 0
 
 
+def test_a_pool_without_processes_asks_for_a_retry(make_engine, monkeypatch):
+    def refuse(images: list[bytes]) -> list[np.ndarray]:
+        raise NotReady("A decoding process cannot be started.")
+
+    encoder = FakeEncoder()
+    engine = make_engine(encoder, decode_threads=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "prepare_each", refuse)
+        with pytest.raises(NotReady):
+            engine.run([b"7"])
+    assert engine.run([b"7"])[0][0] == 7
+
+
 @pytest.fixture
 def pass_seconds(monkeypatch) -> Callable[[float], None]:
     """Stop the clock by which threads stall, and return a function that advances it: a busy machine causes no fault."""
