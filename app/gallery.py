@@ -49,14 +49,6 @@ def offline_gallery(folder: Path, progress: Progress = lambda done, total: None)
     return folder
 
 
-def photo_crops(folder: Path) -> Path:
-    """Return the folder of overlapping crops, one subfolder per photo; create it on the first call."""
-    if not folder.is_dir():
-        with _whole(folder) as partial:
-            _write_crops(partial)
-    return folder
-
-
 def key_of(folder: Path) -> str:
     """Return a short, stable name for the store of a gallery."""
     return hashlib.sha256(str(Path(folder).resolve()).encode()).hexdigest()[:12]

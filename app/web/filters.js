@@ -14,7 +14,7 @@ const NAMES = /** @type {Record<string, string>} */ ({
   leak: 'Leak between splits',
   suspect: 'Suspect label',
   proposed: 'Proposed label',
-  predicted: 'Label by a blind probe',
+  predicted: 'Held-out prediction',
   problems: 'Image problem',
   next: 'Label next',
   reviewed: 'Reviewed label',
@@ -24,7 +24,7 @@ const NAMES = /** @type {Record<string, string>} */ ({
 export function nameOf(key) {
   const [, kind, field] = /^(predicted|confidence)_(.+)$/.exec(key) ?? [];
   if (kind) return kind === 'predicted' ? `Predicted ${field}` : `Confidence in ${field}`;
-  return (key.startsWith('inspection.') && NAMES[key.slice(11)]) || key;
+  return key === 'size' ? 'File size, bytes' : (key.startsWith('inspection.') && NAMES[key.slice(11)]) || key;
 }
 
 /** Whether this program has found the values of a key, and not a person. @param {string} key */

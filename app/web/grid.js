@@ -263,7 +263,7 @@ class ImageGrid extends HTMLElement {
     this.acted = row;
     this.actions.hidden = false;
     this.actions.style.top = `${tile.offsetTop + tile.offsetHeight - this.actions.offsetHeight}px`;
-    this.actions.style.left = `${Math.max(GAP, tile.offsetLeft + (tile.offsetWidth - this.actions.offsetWidth) / 2)}px`;
+    this.actions.style.left = `${Math.max(GAP, tile.offsetLeft + tile.offsetWidth - this.actions.offsetWidth)}px`;
   }
 
   /** @param {Element} target @param {(row: number) => void} act */

@@ -178,16 +178,8 @@ function sections(shown) {
   parts.push(copies(shown), leaks(shown), suspects(shown));
   parts.push(
     card(
-      'Class overlap',
-      'Labels that a probe takes for each other, on images that it has not seen. A cell opens its images.',
-      {hidden: !findings.class_overlap.length || !findings.classes},
-      matrix(shown),
-    ),
-  );
-  parts.push(
-    card(
       'Outliers',
-      'Images in thin regions: foreign, broken, or rare and valuable.',
+      'Images unlike their nearest neighbors: foreign, broken, or rare and valuable.',
       {hidden: !outliers.length, open: link(shown, 'outliers', outliers.length)},
       sheet(
         shown,
@@ -208,6 +200,14 @@ function sections(shown) {
         next.map(one => [one.item, `${one.rank}`]),
         'next',
       ),
+    ),
+  );
+  parts.push(
+    card(
+      'Class overlap',
+      'Labels that a probe takes for each other, on images that it has not seen. A cell opens its images.',
+      {hidden: !findings.class_overlap.length || !findings.classes},
+      matrix(shown),
     ),
   );
   const clusters = findings.clusters.map((/** @type {any} */ one) => ({item: one.medoid, ...one}));
@@ -306,28 +306,29 @@ function facts(shown, outliers) {
   } = shown;
   const flagged = findings.suspect_labels.filter((/** @type {any} */ one) => one.flagged && items.has(one.item)).length;
   const {accuracy} = findings,
-    percent = (/** @type {number} */ share) => (100 * share).toFixed(0);
-  const entries = [
-    ['Groups of copies', present(shown, duplicates(findings)).length],
-    ['Leaks', present(shown, findings.leaks).length],
-    ['Suspect labels', flagged],
-    ['Outliers', outliers],
-    ['Image problems', findings.image_problems.filter((/** @type {any} */ one) => items.has(one.item)).length],
-    ['Clusters', findings.clusters.length],
-    ...(accuracy
-      ? [
-          [
-            `Right labels of a probe, on ${accuracy.labels} unseen images`,
-            `${percent(accuracy.low)}–${percent(accuracy.high)}%`,
-          ],
-        ]
-      : []),
+    percent = (/** @type {number} */ share) => (100 * share).toFixed(0),
+    problems = findings.image_problems.filter((/** @type {any} */ one) => items.has(one.item)).length;
+  /** @type {[number, string, string?][]} */
+  const numbers = [
+    [present(shown, duplicates(findings)).length, 'group of copies', 'groups of copies'],
+    [present(shown, findings.leaks).length, 'leak'],
+    [flagged, 'suspect label'],
+    [outliers, 'outlier'],
+    [problems, 'image problem'],
+    [findings.clusters.length, 'cluster'],
   ];
+  const texts = numbers.map(one => count(...one));
+  if (accuracy)
+    texts.push(
+      `${percent(accuracy.low)}–${percent(accuracy.high)}% accuracy of a linear probe, ` +
+        `on ${count(accuracy.labels, 'held-out image')}`,
+    );
   return make(
     'dl.facts',
-    entries.map(([name, value]) =>
-      make('div', make('dt', name), make('dd', typeof value === 'number' ? value.toLocaleString('en') : value)),
-    ),
+    texts.map(text => {
+      const [value, ...words] = text.split(' ');
+      return make('div', make('dt', words.join(' ')), make('dd', value));
+    }),
   );
 }
 

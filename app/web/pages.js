@@ -1,7 +1,7 @@
 // The pages Training (runs and their reports) and API (the last calls as curl and Python).
 import {ROOT, calls, rest} from './api.js';
 import {curlOf, pythonOf} from './call_text.js';
-import {make, say, sayError} from './dom.js';
+import {make, percent, say, sayError} from './dom.js';
 
 const POLL_MS = 3000;
 
@@ -64,11 +64,18 @@ function runLine(run, report) {
     run.steps ? make('progress', {max: run.steps, value: run.step, 'aria-label': `Progress of ${run.name}`}) : null,
     make('span', [
       Object.entries(run.figures)
-        .map(([key, value]) => `${key} ${Number(value).toPrecision(3)}`)
-        .join('  '),
+        .map(([key, value]) => figureOf(key, Number(value)))
+        .sort()
+        .join(', '),
     ]),
     run.report ? make('button.button', {type: 'button', onclick: () => report(run)}, 'Report') : null,
   ]);
+}
+
+/** A metric for people: 20-NN on pets 38.6%, loss 0.139. @param {string} key @param {number} value */
+function figureOf(key, value) {
+  const [kind, set] = key.split('/');
+  return set ? `${kind.replace(/^knn(\d+)$/, '$1-NN')} on ${set} ${percent(value)}` : `${key} ${value.toPrecision(3)}`;
 }
 
 /** @param {HTMLElement} main @param {{keyed: boolean}} session */

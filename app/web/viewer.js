@@ -52,7 +52,7 @@ class ItemViewer extends HTMLElement {
     this.mode = null;
     this.modes = {
       box: button('crop', 'Search for a part', () => this._setMode('box')),
-      attention: button('view', 'Where it looks', () => this._setMode('attention')),
+      attention: button('eye', 'Where it looks', () => this._setMode('attention')),
       why: button('link', 'Why was it found?', () => this._setMode('why')),
     };
     this.steps = [
@@ -192,6 +192,7 @@ class ItemViewer extends HTMLElement {
     this.side.replaceChildren(
       note ?? '',
       make('h3', 'Nearest images'),
+      make('p.note', 'Their scores, and the share of random pairs that score lower.'),
       this.neighbors,
       ...(this.row === null ? [] : [make('h3', 'Metadata'), this.metadata]),
     );

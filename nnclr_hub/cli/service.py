@@ -17,7 +17,7 @@ import typer
 from nnclr_hub.cli.options import DEFAULT_STORE
 from nnclr_hub.cli.programs import load_program, require_packages
 from nnclr_hub.cli.verbs import Backend, Model, bar, err, out
-from nnclr_hub.errors import PortInUse
+from nnclr_hub.errors import InvalidRequest, PortInUse
 
 Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on.")]
 ReadOnly = Annotated[bool, typer.Option("--read-only", help="Refuse every write.")]
@@ -56,6 +56,9 @@ def serve(
     ] = None,
     read_only: ReadOnly = False,
     backend: Backend = "auto",
+    gradio_port: Annotated[
+        int | None, typer.Option("--gradio-port", min=1, max=65535, help="Also start the Gradio demo on this port.")
+    ] = None,
     replicas: Annotated[
         int | None, typer.Option("--replicas", min=1, help="Number of processes on a Ray cluster.")
     ] = None,
@@ -75,8 +78,10 @@ def serve(
     flags: dict[str, Any] = {"host": host, "port": port, "keys_file": _keys(keys)}
     flags |= {"insecure": insecure or None, "read_only": read_only or None, "runs": runs, "originals_bytes": originals}
     flags = {name: value for name, value in flags.items() if value is not None} | {"backend": backend}
+    if replicas is not None and gradio_port is not None:
+        raise InvalidRequest("The Gradio demo needs a server without --replicas; leave out one of the two options.")
     if replicas is None:
-        _serve(store, model, flags, page=page)
+        _serve(store, model, flags, page=page, gradio_port=gradio_port)
     else:
         _serve_replicas(store, model, flags, replicas, ray_address, page=page)
 
@@ -142,9 +147,7 @@ def demo(
 
 def space(
     folder: Annotated[Path, typer.Argument(help="A new folder to write.")],
-    collection: Annotated[
-        str | None, typer.Option("--collection", help="Your collection. Default: crops of scikit-image's photos.")
-    ] = None,
+    collection: Annotated[str, typer.Option("--collection", help="Your collection.")],
     store: Annotated[
         str, typer.Option("--store", envvar="NNCLR_STORE", help="The collection's store.")
     ] = DEFAULT_STORE,
@@ -156,7 +159,7 @@ def space(
 
     Example: nnclr space my-space --collection photos --model runs/first/encoder
     """
-    written = load_program("app", "space").write_space(folder, collection=collection, store=store, model=model)
+    written = load_program("app", "space").write_space(folder, collection, store, model)
     out.print(f"Wrote {folder} ({written / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
 
 
@@ -208,11 +211,14 @@ def _gradio_demo(settings: Any, port: int | None) -> Iterator[None]:
         yield
         return
     url = f"http://{_browser_host(settings.host)}:{settings.port}"
-    start = "from nnclr_hub.cli.programs import load_program; load_program('app', 'gradio_demo').main()"
-    options = ["--url", url, "--port", str(port), "--parent", str(os.getpid())]
-    options += ["--runs", str(settings.runs)] if settings.runs else []
-    running = subprocess.Popen([sys.executable, "-c", start, *options])
-    err.print(f"Gradio demo: http://127.0.0.1:{port}", soft_wrap=True)
+    host = os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1")
+    # its standard input ends with this process, also after a `kill -9`
+    start = "import os, sys, threading\nfrom nnclr_hub.cli.programs import load_program\n"
+    start += "threading.Thread(target=lambda: os._exit(len(sys.stdin.read())), daemon=True).start()\n"
+    runs = f"Path({str(settings.runs)!r})" if settings.runs else None
+    start += f"from pathlib import Path\nload_program('app', 'gradio_demo').serve({url!r}, {port}, {host!r}, {runs})"
+    running = subprocess.Popen([sys.executable, "-c", start], stdin=subprocess.PIPE)
+    err.print(f"Gradio demo: http://{_browser_host(host)}:{port}", soft_wrap=True)
     try:
         yield
     finally:

@@ -185,6 +185,9 @@ def test_the_keyboard_alone_searches_selects_and_views(explore):
     page.keyboard.press("Shift+ArrowRight")
     page.keyboard.press("Shift+ArrowRight")
     assert page.locator(".tile[aria-selected=true]").count() == 3
+    tile = Image.open(io.BytesIO(page.locator(".tile[aria-selected=true]").first.screenshot())).convert("RGB")
+    frame = {tile.getpixel((1, y)) for y in range(20, tile.height - 20)}
+    assert frame == {(184, 59, 6)}, "the image does not cover the frame"
     page.keyboard.press("v")
     page.wait_for_selector("dialog.viewer[open] .neighbors li")
     title = page.locator("dialog.viewer h2").inner_text()
