@@ -27,6 +27,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from nnclr_hub.csv_table import find_column, listed, name_key, read_csv
 from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.plural import counted
 
 log = logging.getLogger(__name__)
 Key = TypeVar("Key", bound=Hashable)
@@ -141,8 +142,8 @@ class TableRows:
                 f"or paths {folder}, or set root (--root) to the folder of the paths."
             )
         if found.lost and not part:
-            names = (len(found.lost), self.table, place, found.lost[0].path)
-            log.warning("%d rows of %s name no image of %s, such as %s", *names)
+            names = (counted(len(found.lost), "row"), self.table, place, found.lost[0].path)
+            log.warning("%s of %s without an image of %s, such as %s", *names)
         return found
 
     def match(self, images: Iterable[Named[Key]]) -> Matched[Key]:
@@ -262,7 +263,7 @@ def read_rows(table: LabelTable, columns: Sequence[str] | None = None, *, empty:
     joined = tuple(map(made._joined, rows.values()))
     repeated = sum(map(len, rows.values())) - len(joined)
     if repeated and columns is None:  # other columns are read next to labels
-        log.warning("%s lists some images again in %d rows; each image counts once", table, repeated)
+        log.warning("%s lists images again in %s; each image counts once", table, counted(repeated, "row"))
     read = {"id", "path", table.path_column, *keys.values()}
     return TableRows(table, joined, made.several, tuple(one for one in existing if one not in read))
 

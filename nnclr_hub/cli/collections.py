@@ -77,13 +77,6 @@ def index(
     ],
     collection: Collection,
     model: Model = None,
-    vectors: Annotated[
-        str | None,
-        typer.Option(
-            help="What searches of a new collection compare: raw, center, half_whiten or whiten. Default: auto, "
-            "half_whiten if possible."
-        ),
-    ] = None,
     prune: Annotated[
         bool,
         typer.Option(
@@ -125,7 +118,7 @@ def index(
                 reading.check(existing, collection)
             if existing is None or model is not None:
                 model = reading.within(model or bench.default_model)
-        request = FolderRequest(photos, model, vectors, prune, thumbnails, tiling, labels, source, shrink)
+        request = FolderRequest(photos, model, prune, thumbnails, tiling, labels, source, shrink)
         with bar("indexing") as advance:
             report = bench.index_folder(collection, request, progress=advance)
         total = 0 if _source_of(bench, collection) is None else bench.collection(collection).count()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.options import DEFAULT_STORE, Place, ReadingOptions, on_store, reads_labels, reads_tiles
+from nnclr_hub.cli.options import Place, ReadingOptions, on_store, reads_labels, reads_tiles
 from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, note_unknown_keys, out, print_json, show
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest, NNCLRHubError
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
@@ -133,35 +133,21 @@ def _inspect_folder(
 
 
 def _is_collection(what: str, place: Place) -> bool:
-    """Return whether a collection is inspected.
-
-    Without --store and --server, a folder of the name is preferred to a collection, with a note. If the store that the
-    caller named has no such collection, a note says that the folder is inspected.
-    """
+    """Return whether a collection is inspected: with --store or --server, or if no folder has that name."""
     from nnclr_hub.images.listing import is_packed
 
+    if place.given:
+        return True
     if not (Path(what).exists() or is_packed(what)):
         if "/" in what or not place.exists:
             known = f"neither a folder nor a collection of the store {place.address}"
             raise InvalidRequest(f"{what} is {known}; give a folder of images, or the name of a collection.")
         return True
-    found = "/" not in what and (place.exists or place.given)  # a store that was named must exist
-    if found:
-        try:
-            with place.opened(read_only=True) as opened:
-                opened.get(what)
-        except NNCLRHubError as error:
-            # a store that nobody named and that cannot be read does not matter for a folder
-            if place.given and (place.is_server or not isinstance(error, CollectionNotFound)):
-                raise
-            found = False
-    if found and not place.given:
+    with suppress(NNCLRHubError), place.opened(read_only=True) as store:
+        store.get(what)
         note = f"{what} is a folder, and also a collection; this is the folder. For the collection, add --store "
-        err.print(f"{note}{DEFAULT_STORE}.", soft_wrap=True)
-    elif place.given and not found:
-        note = f"No collection {what} was found in the store {place.address}"
-        err.print(f"{note}; this is the folder or archive of that name.", soft_wrap=True)
-    return found and place.given
+        err.print(f"{note}{place.address}.", soft_wrap=True)
+    return False
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -109,6 +109,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(group, name="store")
 
 
+def verb(name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add a verb with the options of a store."""
+    return lambda function: group.command(name)(on_store(function))
+
+
 def _some(ids: Sequence[str]) -> str:
     return ", ".join(ids[:FEW]) + (", ..." if len(ids) > FEW else "")
 
@@ -116,8 +121,7 @@ def _some(ids: Sequence[str]) -> str:
 # ---- collections
 
 
-@group.command("list")
-@on_store
+@verb("list")
 def list_collections(place: Place, as_json: Json = False) -> None:
     """List the collections with their size and state. Works while a server uses the store.
 
@@ -148,8 +152,7 @@ def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
     return {"name": info.name, "aliases": own, "items": info.count, **spec, **state}
 
 
-@group.command()
-@on_store
+@verb()
 def create(
     place: Place,
     name: NewName,
@@ -176,8 +179,7 @@ def create(
     show(as_json, {"name": name, **asdict(spec)}, made)
 
 
-@group.command()
-@on_store
+@verb()
 def drop(place: Place, name: OwnName, yes: Yes = False, as_json: Json = False) -> None:
     """Delete a collection with all its items.
 
@@ -195,8 +197,7 @@ def drop(place: Place, name: OwnName, yes: Yes = False, as_json: Json = False) -
     show(as_json, {"dropped": name}, f"{name}: dropped")
 
 
-@group.command()
-@on_store
+@verb()
 def alias(place: Place, new: Alias, name: Name, as_json: Json = False) -> None:
     """Point an alias to a collection, whatever it pointed to before.
 
@@ -208,8 +209,7 @@ def alias(place: Place, new: Alias, name: Name, as_json: Json = False) -> None:
     show(as_json, {"alias": new, "name": target}, f"{new} -> {target}")
 
 
-@group.command()
-@on_store
+@verb()
 def unalias(place: Place, old: Alias, as_json: Json = False) -> None:
     """Delete an alias; its collection stays.
 
@@ -220,8 +220,7 @@ def unalias(place: Place, old: Alias, as_json: Json = False) -> None:
     show(as_json, {"deleted": old}, f"{old}: alias deleted")
 
 
-@group.command()
-@on_store
+@verb()
 def rename(place: Place, name: OwnName, to: To, as_json: Json = False) -> None:
     """Rename a collection.
 
@@ -232,8 +231,7 @@ def rename(place: Place, name: OwnName, to: To, as_json: Json = False) -> None:
     show(as_json, {"name": to}, f"{name} is now {to}")
 
 
-@group.command()
-@on_store
+@verb()
 def reembed(
     place: Place,
     name: Name,
@@ -265,8 +263,7 @@ def reembed(
 # ---- look after
 
 
-@group.command()
-@on_store
+@verb()
 def verify(place: Place, names: Names = None, as_json: Json = False) -> None:
     """Read every vector back and compare the index with an exhaustive search. Works while a server uses the store.
 
@@ -314,8 +311,7 @@ def _verified(name: str, report: VerifyReport, place: Place) -> list[str]:
     return [*lines, *hint]
 
 
-@group.command()
-@on_store
+@verb()
 def repair(place: Place, name: NameOrNone = None, as_json: Json = False) -> None:
     """Remove damaged items, keep their metadata in a file, and rebuild the index.
 
@@ -378,8 +374,7 @@ def _repair_catalog(place: Place, as_json: bool) -> None:
     show(as_json, {"rebuilt": names is not None, "collections": names, "records_saved": saved}, lost, done)
 
 
-@group.command()
-@on_store
+@verb()
 def snapshot(place: Place, names: Names = None, as_json: Json = False) -> None:
     """Write the index to disk now, so that the next start is fast.
 
@@ -392,8 +387,7 @@ def snapshot(place: Place, names: Names = None, as_json: Json = False) -> None:
     show(as_json, done, *(f"{name}: snapshot written" for name in done))
 
 
-@group.command()
-@on_store
+@verb()
 def compact(place: Place, names: Names = None, as_json: Json = False) -> None:
     """Rebuild the index without deleted items.
 
@@ -409,8 +403,7 @@ def compact(place: Place, names: Names = None, as_json: Json = False) -> None:
     show(as_json, counts, *(f"{name}: compacted, {counted(count, 'item')}" for name, count in counts.items()))
 
 
-@group.command()
-@on_store
+@verb()
 def duplicates(place: Place, name: Name, near: Near = None, exact: Exact = False, as_json: Json = False) -> None:
     """List duplicate images: with equal pixels, or nearly equal. Works while a server uses the store.
 
@@ -457,8 +450,7 @@ def duplicates(place: Place, name: Name, near: Near = None, exact: Exact = False
 # ---- export and import
 
 
-@group.command()
-@on_store
+@verb()
 def export(place: Place, name: Name, folder: NewFolder, thumbnails: Thumbnails = True, as_json: Json = False) -> None:
     """Export a collection as Parquet and safetensors files. Works while a server uses the store.
 
@@ -472,8 +464,7 @@ def export(place: Place, name: Name, folder: NewFolder, thumbnails: Thumbnails =
     show(as_json, {"folder": str(folder), **asdict(manifest), "bytes": manifest.size}, written)
 
 
-@group.command("import")
-@on_store
+@verb("import")
 def import_(place: Place, source: Source, name: Target = None, into: Into = False, as_json: Json = False) -> None:
     """Import an exported folder, shards of `nnclr embed`, or a file. Run it again to continue after an interruption.
 
@@ -566,8 +557,7 @@ def _dim_of(file: Path, format: ImportFormat) -> int | None:
 # ---- metadata
 
 
-@group.command("set")
-@on_store
+@verb("set")
 def set_metadata(
     place: Place,
     name: Name,
@@ -615,8 +605,7 @@ def set_metadata(
     show(as_json, value, f"{name}: metadata of {counted(updated, 'item')} set{rest}")
 
 
-@group.command()
-@on_store
+@verb()
 def delete(
     place: Place,
     name: Name,
@@ -665,8 +654,7 @@ def _unknown(name: str, ids: list[str] | None, found: int) -> str:
     return f"; unknown ids: {unknown}" if ids and unknown else ""
 
 
-@group.command()
-@on_store
+@verb()
 def facets(place: Place, name: Name, keys: Keys, where: Where = None, limit: Limit = 10, as_json: Json = False) -> None:
     """Count the values of metadata keys. Works while a server uses the store.
 
@@ -688,8 +676,7 @@ def facets(place: Place, name: Name, keys: Keys, where: Where = None, limit: Lim
     show(as_json, [{**asdict(one), "values": values[key]} for key, one in found.items()], *lines)
 
 
-@group.command()
-@on_store
+@verb()
 def indexed(place: Place, name: Name, keys: NewKeys = None, none: NoKey = False, as_json: Json = False) -> None:
     """Show or change which metadata keys are indexed. Filters work with every key; those of others start slower.
 
@@ -711,8 +698,7 @@ def indexed(place: Place, name: Name, keys: NewKeys = None, none: NoKey = False,
 # ---- backups
 
 
-@group.command()
-@on_store
+@verb()
 def backup(place: Place, destination: Destination = None, keep: Keep = None, as_json: Json = False) -> None:
     """Back up all collections, aliases, jobs and probes. Works while a server uses the store.
 

@@ -131,11 +131,9 @@ class Client:
         patient = patiently(self._connection)
         try:
             spec = collection.spec
-            request.require_vectors(spec, name)
         except CollectionNotFound:
             check_images(request)
-            new = NewCollection(request.model, vectors=request.vectors or "auto")  # type: ignore[arg-type]
-            created = RemoteStore(patient).put(name, new)
+            created = RemoteStore(patient).put(name, NewCollection(request.model))
         else:
             options: Any = {one: getattr(spec, one) for one in ("metric", "indexed", "index", "precision", "vectors")}
             try:  # only the server knows whether the collection has this model

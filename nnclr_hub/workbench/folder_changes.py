@@ -35,6 +35,7 @@ from nnclr_hub.images.listing import (
 )
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
+from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.where import check_key
@@ -412,7 +413,9 @@ def warn_of_other_sources(listing: Listing, held: Known, advice: str) -> None:
     shared = {root for id, root in roots.items() if id in listing.images} - own
     for root, count in Counter(roots.values()).items():
         if root in shared:
-            log.warning("%d items of source %s are not pruned; %s", count, root, advice.format(shlex.quote(root)))
+            log.warning(
+                "not pruned: %s of source %s; %s", counted(count, "item"), root, advice.format(shlex.quote(root))
+            )
 
 
 def _gone(listing: Listing, known: Known, *, prune: bool) -> tuple[tuple[str, ...], int]:
@@ -441,10 +444,10 @@ def _gone(listing: Listing, known: Known, *, prune: bool) -> tuple[tuple[str, ..
                 kept[place] += 1
     for place, count in kept.items() if prune else ():
         log.warning(
-            "%s %s, so its %d items are kept; if they were removed on purpose, remove the folder and prune again",
+            "%s %s, so it keeps %s; if the files were removed on purpose, remove the folder and prune again",
             place,
             hidden(place),
-            count,
+            counted(count, "item"),
         )
     return tuple(gone), sum(kept.values())
 
@@ -469,9 +472,9 @@ def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
     archives = {name: f":{PurePosixPath(one.absolute).name}" for name, one in named if one.archive}
     for origin, count in Counter(origins).items():
         log.warning(
-            "%d items of source %s are not in %s but are kept, because another folder may have the same source, and "
-            "these files; to delete them, repeat with --source %s",
-            count,
+            "kept: %s of source %s, not in %s, because another folder may have the same source, and these files; to "
+            "delete them, repeat with --source %s",
+            counted(count, "item"),
             origin,
             listing.sources[0].given,
             shlex.quote(origin.removesuffix(archives.get(origin, ""))),

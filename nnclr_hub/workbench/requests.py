@@ -166,7 +166,6 @@ class FolderRequest:
     folder: read with its subfolders; an image's parent folder is its label. Or an archive, an address or a pattern,
         see `find_images`.
     model: source of the encoder; None: the collection's own, or the default for a new collection.
-    vectors: what searches of a new collection compare, see `CollectionSpec`; None: auto.
     prune: delete items of this folder whose file was removed. Items of a subfolder that is empty, a link, or unreadable
         are kept, since their files may exist; the report counts them as `kept`. A server keeps all without `source`,
         since another folder may have the same default source.
@@ -179,7 +178,6 @@ class FolderRequest:
 
     folder: str | Path
     model: str | None = None
-    vectors: str | None = None
     prune: bool = False
     thumbnails: bool = True
     tiling: Tiling | None = None
@@ -197,20 +195,10 @@ class FolderRequest:
 
     def validate(self) -> None:
         """Raise InvalidRequest if a value is outside of its limits."""
-        if self.vectors is not None:
-            CollectionSpec(1, vectors=self.vectors)  # type: ignore[arg-type]
         if self.shrink is not None and self.shrink < LEAST_SIDE:
             raise InvalidRequest(f"shrink must be at least {LEAST_SIDE} pixels, got {self.shrink}.")
         if self.tiling is not None and (self.source is not None or self.shrink is not None):
             raise InvalidRequest("Tiles are read from files of this machine; leave out source and shrink.")
-
-    def require_vectors(self, spec: CollectionSpec, name: str) -> None:
-        """Raise InvalidRequest if an existing collection compares other vectors than requested."""
-        if self.vectors not in (None, "auto", spec.vectors):
-            raise InvalidRequest(
-                f"Collection {name!r} was created with --vectors {spec.vectors}, which cannot be changed; leave out "
-                "--vectors, or index into another collection."
-            )
 
 
 @dataclass(frozen=True)

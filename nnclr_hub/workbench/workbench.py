@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -92,14 +91,11 @@ class Workbench:
         self.store.refuse_taken(name)  # before a model is loaded
         return self.store.create(name, request.spec(self.models.get))
 
-    def ensure_collection(
-        self, name: str, model: str | None = None, vectors: str | None = None
-    ) -> tuple[Collection, Embedder]:
+    def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
         """Return the collection, created for the model if it does not exist, with its embedder.
 
         Args:
             model: source; None: the collection's own model, or the default for a new one.
-            vectors: what searches of a new collection compare; None: auto.
 
         Raises:
             FingerprintMismatch: if the collection is bound to another encoder.
@@ -108,8 +104,7 @@ class Workbench:
             collection = self.collection(name)
         except CollectionNotFound:
             embedder = self.models.get(model)
-            spec = replace(CollectionSpec.of(embedder), **{} if vectors is None else {"vectors": vectors})
-            return self.store.create(name, spec), embedder
+            return self.store.create(name, CollectionSpec.of(embedder)), embedder
         return collection, self.embedder_of(collection, model)
 
     def fillable(self, name: str) -> Collection:
@@ -214,11 +209,11 @@ class Workbench:
         self.store.refuse_if_read_only()  # before long work
         check_collection_name(name)
         try:
-            request.require_vectors(self.collection(name).spec, name)
+            self.collection(name)
         except CollectionNotFound:
             check_images(request)
             created = True
-        _, preferred = self.ensure_collection(name, request.model, request.vectors)
+        _, preferred = self.ensure_collection(name, request.model)
 
         def write(work: Callable[[Collection, Embedder], T]) -> T:
             def run(collection: Collection) -> T:

@@ -66,18 +66,6 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
         assert nnclr("search", image_files[0], *call)[0] == 0  # reading works while another process writes
 
 
-def test_index_chooses_what_a_new_collection_compares(folder, store, model):
-    call = ("index", folder, "--collection", "c", "--store", store, "--model", model, "--vectors")
-    assert "'pca'" in refused(*call, "pca", code=2)
-    assert not store.exists()
-    assert json.loads(output_of(*call, "whiten", "--json"))["added"] == 60
-    assert "whiten" in refused(*call, "raw", code=2)
-    assert json.loads(output_of(*call, "auto", "--json"))["unchanged"] == 60
-    with open_store(str(store), read_only=True) as opened:
-        assert opened.get("c").spec.vectors == "whiten"
-        assert opened.get("c").count() == 60
-
-
 def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, store, model, tmp_path):
     index(folder, store, model=model)
     other = shutil.copytree(folder, tmp_path / "other")

@@ -92,7 +92,6 @@ STEPS = [
     Step("index {photos} --collection c --model {model} --json", has=('"added": 8',), at=("folder", "milvus")),
     Step("index {photos} --collection c", has=("0 added, 0 updated, 8 unchanged",), same=False),
     Step("index {nowhere} --collection c", 2),
-    Step("index {photos} --collection c --vectors center", 2),
     Step("index {photos} --collection c --shrink 320", 2, at=("folder", "milvus")),
     Step("index {photos} --collection c --tile 32", 2, at=("http",)),
     Step("search {image} --collection c -k 3 --json", has=("0.jpg",), same=False),

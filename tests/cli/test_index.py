@@ -196,4 +196,4 @@ def test_people_see_broken_files_and_kept_items(folder, model, tmp_path):
     (folder / "cat" / "2.jpg").unlink()
     assert "0 removed, 1 kept (their files may exist), 0 broken; 2 items" in said("--prune")[0]
     shutil.rmtree(folder / "cat")
-    assert "1 removed, 0 broken; 1 items" in said("--prune")[0]
+    assert "1 removed, 0 broken; 1 item in" in said("--prune")[0]

@@ -67,7 +67,7 @@ def test_the_first_error_of_an_index_is_reported(server, folder, model, monkeypa
     }[where]
     monkeypatch.setattr(kind, "index_folder", fails)
     monkeypatch.setattr(RemoteCollection if where == "server" else EmbeddedCollection, "count", count)
-    answer = index(folder, "--collection", f"failing-{first.__name__}", "--vectors", "raw", *place)
+    answer = index(folder, "--collection", f"failing-{first.__name__}", *place)
     if first is KeyboardInterrupt:
         assert answer[0] == 130
     else:

@@ -167,7 +167,7 @@ def test_a_folder_is_preferred_to_a_collection_of_its_name_unless_a_store_is_giv
     assert images("c", "--model", "pixels") == (3, True)
     assert images("./c", "--model", "pixels") == (3, False)
     assert images("c", "--store", "nnclr-store") == (4, False)
-    for options in (("--model", "pixels", "--out", "report"), ("--compare", "pixels")):
+    for options in (("--out", "report"), ("--compare", "pixels")):
         done = run("inspect", "c", "--store", "elsewhere", *options)
         assert done.exit_code == 2
         assert "elsewhere" in done.stderr  # a typing error in --store is not passed over

@@ -13,7 +13,7 @@ from server_process import ServerProcess
 from nnclr_hub import Client
 from nnclr_hub.store import open_store
 from nnclr_hub.store.pages import pages
-from nnclr_hub.workbench import FolderRequest, NewImage
+from nnclr_hub.workbench import NewImage
 
 WRITERS = 3
 IDS = 40
@@ -138,9 +138,7 @@ def test_kills_lose_nothing_and_a_folder_upload_survives_them(model, files, phot
         rounds(server, files, 5, seed=1)
         client.create_collection("folder")
         collection = client.collection("folder")
-        upload = threading.Thread(
-            target=lambda: reports.append(collection.index_folder(FolderRequest(folder, workers=3), progress=advance))
-        )
+        upload = threading.Thread(target=lambda: reports.append(collection.index_folder(folder, progress=advance)))
         upload.start()
         assert reached.wait(60)
         server.kill()

@@ -202,7 +202,7 @@ def test_a_folder_and_its_collection_have_the_same_findings(model, folder, tmp_p
     output_of("index", folder, "--collection", "c", "--model", model, "--store", "store", "--no-thumbnails")
     output_of("inspect", folder, "--model", model, "--out", "of-folder")
     output_of("inspect", "c", "--store", "store", "--out", "of-collection")
-    names = {file: ("path", *columns) for file, *columns in (("suspect_labels.csv", "label", "score"),)}
+    names = {file: ("path", *columns) for file, *columns in (("suspect_labels.csv", "label"),)}
     names |= {"clusters.csv": ("path", "cluster"), "outliers.csv": ("path", "outlier_score")}
     for file, columns in names.items():
         first, second = (
@@ -215,4 +215,6 @@ def test_a_folder_and_its_collection_have_the_same_findings(model, folder, tmp_p
         assert first == second, file
     first, second = (json.loads((tmp_path / to / "findings.json").read_text()) for to in ("of-folder", "of-collection"))
     assert first["accuracy"] == second["accuracy"]
-    assert [one["score"] for one in first["suspect_labels"]] == [one["score"] for one in second["suspect_labels"]]
+    scores = [[one["score"] for one in found["suspect_labels"]] for found in (first, second)]
+    # of fits that end at a tolerance, on vectors that the store has rounded
+    assert scores[0] == pytest.approx(scores[1], abs=1e-4)

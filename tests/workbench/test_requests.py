@@ -34,7 +34,6 @@ def test_an_image_without_an_id_gets_a_hash_of_its_bytes(image_files):
         lambda: NewImage("a", b"x", []),
         lambda: NewImage("a", b"x", thumbnail=1),
         lambda: FolderRequest("photos", shrink=8),
-        lambda: FolderRequest("photos", vectors="pca"),
         lambda: FolderRequest("photos", source="s", tiling=Tiling(512)),
         lambda: NewCollection("model", 4),
         lambda: NewCollection(dim=0),

@@ -131,7 +131,7 @@ def test_a_table_labels_the_items_of_index(folder, tmp_path, model, caplog):
     assert labels_of(tmp_path / "s") == {name: name.partition("/")[0] for name in NAMES}
     report = json.loads(output_of(*index, "--labels", table, "--root", folder, "--json"))
     assert (report["added"], report["updated"], report["unchanged"]) == (0, 4, 0)
-    assert "1 rows of" in caplog.text
+    assert "1 row of" in caplog.text
     # of unchanged items, too; the label by the folder of an image that the table does not list is deleted
     assert labels_of(tmp_path / "s") == {**LABELS, "100APPLE/c.png": None}
     with open_store(str(tmp_path / "s")) as store:
