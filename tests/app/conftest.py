@@ -92,6 +92,9 @@ def opened(desktop, chromium, served) -> Iterator[Callable[..., Any]]:
         "request": lambda r: note(r.url) if not r.url.startswith((served.url, "data:", "blob:")) else None,
     }
 
+    def accept(dialog: Any) -> None:
+        dialog.accept()
+
     def open_page(path: str = "/", allowed: tuple[str, ...] = (), **context: Any) -> Any:
         expected.extend(allowed)
         if context:
@@ -108,11 +111,13 @@ def opened(desktop, chromium, served) -> Iterator[Callable[..., Any]]:
     for one in [*pages, *contexts]:
         if one is not main:
             one.close()
-    if main in pages:
+    if main in pages and not main.is_closed():
         for event, listener in listeners.items():
             main.remove_listener(event, listener)
         main.unroute_all(behavior="ignoreErrors")
+        main.on("dialog", accept)  # an upload asks before its page is left
         main.goto(f"{served.url}/app/icon.svg")
+        main.remove_listener("dialog", accept)
         main.evaluate("localStorage.clear(), sessionStorage.clear()")
         main.set_viewport_size(DESKTOP["viewport"])
         main.mouse.move(0, 0)

@@ -65,8 +65,12 @@ HALF = {**dict.fromkeys(range(10), 2), **dict.fromkeys(range(10, 20), 1)}
 
 @pytest.mark.parametrize(
     ("copies", "version"),
-    [(EACH, exact), (EACH, jittered), (ONE, exact), (ONE, reencoded), (HALF, jittered)],
-    ids=["each 6 times", "each jittered", "one 30 times", "one reencoded", "half jittered"],
+    [
+        (EACH, exact),
+        (ONE, reencoded),
+        *(pytest.param(*other, marks=pytest.mark.slow) for other in ((EACH, jittered), (ONE, exact), (HALF, jittered))),
+    ],
+    ids=["each 6 times", "one reencoded", "each jittered", "one 30 times", "half jittered"],
 )
 def test_copies_are_found_however_many(copies, version):
     surplus, leaks = counts(copies, version)
@@ -74,9 +78,7 @@ def test_copies_are_found_however_many(copies, version):
     assert leaks == sum(count > 1 for count in copies.values())
 
 
-@pytest.mark.parametrize("dim", [32, 256])
-@pytest.mark.parametrize("jitter", [0.0, 0.01])
-@pytest.mark.parametrize("times", [2, 20])
+@pytest.mark.parametrize(("times", "jitter", "dim"), [(2, 0.01, 32), (20, 0.0, 256), (20, 0.01, 32)])
 def test_copies_are_found_by_vectors_alone(times, jitter, dim, store):
     rng = np.random.default_rng(0)
     different = rng.normal(size=(30, dim)) + 2 * rng.normal(size=dim)

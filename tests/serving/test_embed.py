@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
@@ -121,6 +120,8 @@ def test_vectors_in_json_have_the_digits_of_float32_or_are_base64(client, image_
 
 @pytest.fixture
 def official(server):
+    import openai  # takes a second in every process that collects tests
+
     with openai.OpenAI(api_key="none", base_url=f"{server.url}/v1", max_retries=0) as client:
         yield client
 
@@ -139,6 +140,8 @@ def test_the_official_client_gets_our_vectors(official, image_files, encoder, ex
 
 
 def test_the_official_client_raises_its_own_errors(official, image_files):
+    import openai
+
     good = as_text(image_files[0])
     with pytest.raises(openai.NotFoundError) as unknown:
         official.embeddings.create(model="other", input=good)
