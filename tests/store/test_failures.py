@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.sqlite import BUSY_SECONDS
 
 DIM = 16
 GRAPH = StoreSettings(flat_below=100)  # whose snapshots are files
@@ -201,6 +203,24 @@ def test_writes_during_a_fold_are_in_the_new_index(tmp_path):
 
 
 # ------------------------------------------------------------------------------ snapshots and files
+
+
+def test_a_compaction_next_to_a_long_read_keeps_no_write_waiting(tmp_path):
+    """The checkpoint that shortens the log takes the lock of writers, and would wait for the reader."""
+    store, collection = filled(tmp_path)
+    [file] = (tmp_path / "collections").glob("*.sqlite")
+    with store, closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN")
+        assert other.execute("SELECT count(*) FROM items").fetchone() == (300,)
+        collection.delete([f"i{n:03}" for n in range(100)])
+        compaction, waits = threading.Thread(target=collection.compact), []
+        compaction.start()
+        while compaction.is_alive():
+            began = time.monotonic()
+            collection.upsert([one("new")])
+            waits.append(time.monotonic() - began)
+        assert max(waits) < BUSY_SECONDS / 2
+        assert collection.count() == 201
 
 
 @pytest.mark.parametrize("step", ["snapshot.written", "snapshot.synced"])

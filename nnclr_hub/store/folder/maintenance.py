@@ -121,7 +121,7 @@ class Maintenance:
             raise closed_error(self._dropped) from error
         self.writer.submit(lambda connection, _: trim_log(connection, self._settings.kept_changes), frees=True)
         self._give_back(1)
-        self._checkpoint("TRUNCATE")
+        self._checkpoint(truncate=True)
 
     def snapshot(self, *, due: bool = False) -> None:
         """Save the main part of the index as it is now; with `due`, only if enough of it is unsaved.
@@ -273,12 +273,19 @@ class Maintenance:
             vacuum = f"PRAGMA incremental_vacuum({STEP_PAGES})"
             self.writer.submit(lambda connection, _: connection.execute(vacuum).fetchall(), frees=True)  # noqa: B023
             reached("vacuum.step")
-        if left < sys.maxsize:  # only a checkpoint shortens the file; it waits for nobody
-            self._checkpoint("PASSIVE")
+        if left < sys.maxsize:  # only a checkpoint shortens the file
+            self._checkpoint()
 
-    def _checkpoint(self, mode: str) -> None:
+    def _checkpoint(self, *, truncate: bool = False) -> None:
+        """Copy the log into the file, next to reads and writes; with `truncate`, empty it if nobody reads from it.
+
+        To empty it, SQLite takes the lock of writers, and would keep it while it waits for readers.
+        """
         with closing(connect(self._path)) as connection, translated(self._path):
-            connection.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
+            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            if truncate:
+                connection.execute("PRAGMA busy_timeout = 0")
+                connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def _snapshot_due(self) -> bool:
         rows = len(self._states.latest.alive.flags)
