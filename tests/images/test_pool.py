@@ -199,7 +199,7 @@ def test_a_start_that_fails_is_repeated(monkeypatch):
 
 def test_a_costly_jpeg_is_ended_by_its_limit(killed):
     with decoding_processes(1, DecodingLimits(cpu_s=0.5), killed.append), pytest.raises(ImageTooExpensive):
-        decode_image(repeated_scans(85, (4000, 2500)))
+        decode_image(repeated_scans(85))
     assert killed == ["cpu"]
 
 
