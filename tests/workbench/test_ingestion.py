@@ -8,7 +8,7 @@ import pytest
 
 from nnclr_hub.errors import ImageError, ModelError
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.workbench import NewImage, ingestion
+from nnclr_hub.workbench import NewImage, folder_index, ingestion
 
 
 def test_at_most_a_few_images_are_decoded_at_a_time(bench, image_files, monkeypatch):
@@ -56,3 +56,19 @@ def test_a_model_that_returns_nan_is_named_and_leaves_no_collection(bench, photo
     with pytest.raises(ModelError):
         bench.index_folder("photos", photos)
     assert [info.name for info in bench.store.list()] == ["photos"]  # it was not created by this call
+
+
+def test_an_index_stores_images_before_it_counts_them(bench, photos, monkeypatch):
+    monkeypatch.setattr(folder_index, "BATCH", 8)
+    stored = []
+
+    def stop(done: int, total: int) -> None:
+        stored.append((done, bench.collection("photos").count()))
+        if done > 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.index_folder("photos", photos, progress=stop)
+    assert all(done <= count for done, count in stored)
+    report = bench.index_folder("photos", photos)
+    assert (report.added, report.unchanged) == (60 - stored[-1][1], stored[-1][1])
