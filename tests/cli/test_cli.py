@@ -64,6 +64,8 @@ def test_invalid_calls_are_explained_and_create_nothing(folder, store, model, tm
     with open_store(str(store)):
         assert "Error" in refused("index", folder, *call, code=1)
         assert nnclr("search", image_files[0], *call)[0] == 0  # reading works while another process writes
+    assert str(empty) in refused("pretrain", "small_cpu", "--data", empty, "--out", tmp_path / "run", code=2)
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, store, model, tmp_path):
