@@ -30,7 +30,7 @@ def draw(folder, cue):
         red, upright = {"color": (kind, random.integers(2)), "shape": (random.integers(2), kind)}[cue]
         pixels = random.integers(0, 60, (48, 48, 3), np.uint8)
         bar = np.s_[:, 18:30] if upright else np.s_[18:30, :]
-        pixels[bar][..., 0 if red else 1] += 150
+        pixels[bar][..., 0 if red else 1] += 150 if red else 76  # as bright, so that gradients do not tell colors
         Image.fromarray(pixels).save(folder / f"{number}.png")
         rows.append((f"{number}.png", f"kind{kind}"))
     table = folder.parent / f"{cue}-labels.csv"
