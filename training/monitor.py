@@ -45,6 +45,9 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Metric
     """
     z = F.normalize(step.online.float(), dim=1)  # (B, D)
     metrics: Metrics = {"loss": (step.loss.detach(), 1), "z_std": (z.std(dim=0).mean() * z.shape[1] ** 0.5, 1)}
+    if step.forgetting is not None:  # without it, the loss compares with its value by chance
+        forgetting = step.forgetting.detach()
+        metrics |= {"loss": (step.loss.detach() - forgetting, 1), "forgetting": (forgetting, 1)}
     if step.neighbors is not None and queue is not None:
         neighbors = step.neighbors
         batch, index = len(neighbors.index), neighbors.index.sort().values
