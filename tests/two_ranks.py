@@ -27,6 +27,7 @@ CASES = {
     "transposed_simclr": ("simclr", {"transposed_term": True}, 1.0, 0),
     "gate": ("nnclr", {}, 0.5, 0),
     "multicrop": ("nnclr", {}, 1.0, 2),
+    "forget": ("nnclr", {"groups": torch.arange(2 * BATCH) % 3}, 0.5, 0),
     "both_views": ("momentum_nnclr", {"both_views": True}, 1.0, 0),
     # batch norm would see each chunk separately, so this backbone has none
     "chunks": ("nnclr", {"chunk": 3}, 1.0, 0),

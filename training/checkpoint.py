@@ -62,7 +62,7 @@ def state_of(run: Run, origin: Origin, monitor: Monitor, references: dict[str, A
         "step": run.step,
         "scores": run.scores,
         "references": references,
-        "unlogged": monitor.unlogged,
+        "unlogged": monitor.sums,
         "learner": run.learner.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "scaler": run.scaler.state_dict(),

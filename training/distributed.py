@@ -239,13 +239,13 @@ def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:
 def share_gradients(learner: Learner, ranks: Ranks) -> nn.Module:
     """Wrap the learner so that gradients are averaged over ranks.
 
-    torch must not broadcast the support set or a teacher's vectors: they are equal on all ranks, which enqueue the same
-    rows. A broadcast would send the whole queue at each step.
+    torch must not broadcast the support set and the tables of the images: they are equal on all ranks, which enqueue
+    the same rows. A broadcast would send the whole queue at each step.
     """
     if ranks.world == 1:
         return learner
     learner.gather = ranks.gather
-    buffers = ["teacher"]
+    buffers = ["teacher", "groups"]
     if learner.support_set is not None:
         buffers += [f"support_set.{name}" for name, _ in learner.support_set.named_buffers()]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(learner, buffers)

@@ -30,7 +30,7 @@ from .distributed import Ranks
 
 LOG, NEIGHBORS, EXAMPLES = "log.jsonl", "neighbors.jsonl", "examples.jsonl"
 
-Metrics = dict[str, tuple[Tensor | int, Tensor | int]]  # name -> (sum, count), scalars on the device
+Metrics = dict[str, tuple[Tensor | float, Tensor | float]]  # name -> (sum, count or seconds), scalars on the device
 NOTHING = (0, 0)  # sum and count of what another rank has
 
 
@@ -45,6 +45,9 @@ def measure_step(step: Step, queue: SupportSet | None, labels: Tensor) -> Metric
     """
     z = F.normalize(step.online.float(), dim=1)  # (B, D)
     metrics: Metrics = {"loss": (step.loss.detach(), 1), "z_std": (z.std(dim=0).mean() * z.shape[1] ** 0.5, 1)}
+    if step.forgetting is not None:  # without it, the loss compares with its value by chance
+        forgetting = step.forgetting.detach()
+        metrics |= {"loss": (step.loss.detach() - forgetting, 1), "forgetting": (forgetting, 1)}
     if step.neighbors is not None and queue is not None:
         neighbors = step.neighbors
         batch, index = len(neighbors.index), neighbors.index.sort().values
@@ -84,80 +87,64 @@ def rankme(z: Tensor) -> float:
 class Monitor:
     """Average metrics over the steps between two log lines and append them to RUN/log.jsonl.
 
+    sums: of each metric since the last line. A checkpoint keeps them after `collect`, so that the next line equals that
+        of a run that never stopped.
+
     Args:
         resumed_at: step of the checkpoint that the run resumes from; lines of later steps are dropped.
+        sums: from that checkpoint.
         ranks: this process and the run's other processes. Each has a monitor, and the first one writes.
-        unlogged: `unlogged` from that checkpoint; the next line then equals that of a run that never stopped.
     """
 
-    def __init__(self, run: Path, resumed_at: int, unlogged: Mapping[str, Any] | None = None, *, ranks: Ranks) -> None:
+    def __init__(self, run: Path, resumed_at: int, sums: Metrics | None = None, *, ranks: Ranks) -> None:
         self._path, self._ranks = run / LOG, ranks
         self.lines: list[dict[str, Any]] = []
         if ranks.first:
             self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
             replace_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
-        unlogged = unlogged or {"sums": {}, "images": 0, "waited": 0.0, "trained": 0.0}
-        self._sums: Metrics = dict(unlogged["sums"])
-        if not ranks.first:
-            self._sums = dict.fromkeys(self._sums, NOTHING)
-        self._images = unlogged["images"]
-        # seconds since the last line; of all ranks, and of this one
-        self._waited, self._trained = unlogged["waited"] if ranks.first else 0.0, unlogged["trained"]
-        self._since = time.perf_counter()
-
-    @property
-    def unlogged(self) -> dict[str, Any]:
-        """Return the sums since the last line, for a checkpoint. Valid while the monitor is paused, after `collect`."""
-        sums = dict(self._sums)
-        return {"sums": sums, "images": self._images, "waited": self._waited, "trained": self._trained}
+        self.sums: Metrics = dict(sums or {}) if ranks.first else dict.fromkeys(sums or {}, NOTHING)
+        self._since = time.perf_counter()  # the last step, without pauses
 
     def add(self, metrics: Metrics, images: int, data_wait: float) -> None:
-        """Count one step: its metrics, its images, and the seconds it waited for data."""
-        for name, (total, count) in metrics.items():
-            before = self._sums.get(name, NOTHING)
-            self._sums[name] = before[0] + total, before[1] + count
-        self._images += images
-        self._waited += data_wait
+        """Count one step: its metrics, its images over all ranks, and the seconds it waited for data."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        rates: Metrics = {"images_per_s": (images, seconds), "data_wait": (data_wait, seconds)}
+        for name, (total, count) in {**metrics, **rates}.items():
+            before = self.sums.get(name, NOTHING)
+            self.sums[name] = before[0] + total, before[1] + count
 
     def collect(self) -> None:
         """Move the sums of all ranks to the first. All ranks call this, before a line and before a checkpoint."""
-        if self._ranks.world == 1:
+        if self._ranks.world == 1 or not self.sums:  # all ranks have the same names
             return
-        names = sorted(self._sums)
-        local_sums = [self._waited, *(value for name in names for value in self._sums[name])]
-        where = self._ranks.where
+        names, where = sorted(self.sums), self._ranks.where
+        local_sums = [value for name in names for value in self.sums[name]]
         row = torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in local_sums])
-        waited, *sums = self._ranks.gather(row[None]).sum(dim=0).unbind()
+        sums = self._ranks.gather(row[None]).sum(dim=0).unbind()
         pairs = zip(sums[::2], sums[1::2], strict=True)
-        self._sums = dict(zip(names, pairs, strict=True)) if self._ranks.first else dict.fromkeys(names, NOTHING)
-        self._waited = waited.item() if self._ranks.first else 0.0
+        self.sums = dict(zip(names, pairs, strict=True)) if self._ranks.first else dict.fromkeys(names, NOTHING)
 
     def log(self, step: int, epoch: float, **extra: float) -> dict[str, float]:
         """Return the line with the means since the last one, after `collect`; the first rank writes it."""
-        seconds = self._trained + time.perf_counter() - self._since
         line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
-        for name, (total, count) in self._sums.items():
-            if int(count):  # without known labels there is no accuracy
-                line[name] = round(float(total) / int(count), 5)
+        for name, (total, count) in self.sums.items():
+            if float(count):  # without known labels there is no accuracy
+                line[name] = round(float(total) / float(count), 5)
         line |= {name: round(value, 8) for name, value in extra.items()}
-        line |= {
-            "images_per_s": round(self._images / seconds, 1),
-            "data_wait": round(self._waited / self._ranks.world / seconds, 4),
-        }
         if self._ranks.first:
             self._append(line)
-        self._sums, self._images, self._waited, self._trained = {}, 0, 0.0, 0.0
-        self._since = time.perf_counter()
+        self.sums = {}
         return line
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Exclude the enclosed work from the training time."""
-        self._trained += time.perf_counter() - self._since
+        seconds = time.perf_counter() - self._since
         try:
             yield
         finally:
-            self._since = time.perf_counter()
+            self._since = time.perf_counter() - seconds
 
     def record(self, step: int, epoch: float, scores: Mapping[str, float]) -> dict[str, float]:
         """Write a line of evaluation scores, and return it."""

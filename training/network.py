@@ -57,11 +57,13 @@ class Tables:
 
     teacher: (N, D) float32, vectors of the teacher.
     same, not_same: (N, C) int64, see `SupportSet`.
+    groups: (N,) int64, see `Learner`.
     """
 
     teacher: Tensor | None = None
     same: Tensor | None = None
     not_same: Tensor | None = None
+    groups: Tensor | None = None
 
 
 def build_learner(recipe: Recipe, tables: Tables = Tables()) -> Learner:
@@ -105,6 +107,7 @@ def build_learner(recipe: Recipe, tables: Tables = Tables()) -> Learner:
         chunk=recipe.chunk,
         both_views=recipe.enqueue == "both",
         **({} if tables.teacher is None else {"teacher": tables.teacher}),
+        **({} if tables.groups is None else {"groups": tables.groups, "forget": recipe.forget}),
     )
 
 

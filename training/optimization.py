@@ -29,8 +29,9 @@ def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0
         layer_decay: rate of each layer of the backbone relative to the next later layer.
     """
     heads = [p for part in (learner.projection, learner.prediction) for p in part.parameters()]
-    groups = [{**group, "backbone": True} for group in _backbone(learner.backbone, recipe.weight_decay, layer_decay)]
-    groups += [{**group, "backbone": False} for group in _by_decay(heads, recipe.weight_decay)]
+    backbone = backbone_groups(learner.backbone, recipe.weight_decay, layer_decay)
+    groups = [{**group, "backbone": True} for group in backbone]
+    groups += [{**group, "backbone": False} for group in by_decay(heads, recipe.weight_decay)]
     lr = recipe.base_lr * recipe.batch_size / 256
     return optimizer_of(recipe.optimizer, groups, lr, recipe.momentum, recipe.nesterov)
 
@@ -44,7 +45,8 @@ def optimizer_of(name: str, groups: Groups, lr: float, momentum: float, nesterov
     return torch.optim.AdamW(groups, lr=lr)
 
 
-def _backbone(backbone: nn.Module, weight_decay: float, layer_decay: float) -> Groups:
+def backbone_groups(backbone: nn.Module, weight_decay: float, layer_decay: float) -> Groups:
+    """Return the trained parameters of a network in groups; biases, norms, positions and [CLS] do not decay."""
     skip = set(getattr(backbone, "no_weight_decay", set)())
     if layer_decay < 1:
         groups = param_groups_layer_decay(
@@ -55,10 +57,11 @@ def _backbone(backbone: nn.Module, weight_decay: float, layer_decay: float) -> G
         ]
     trained = {name: p for name, p in backbone.named_parameters() if p.requires_grad}
     exempt = {"params": [p for name, p in trained.items() if name in skip], "weight_decay": 0.0}
-    return [*_by_decay((p for name, p in trained.items() if name not in skip), weight_decay), exempt]
+    return [*by_decay((p for name, p in trained.items() if name not in skip), weight_decay), exempt]
 
 
-def _by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
+def by_decay(parameters: Iterable[nn.Parameter], weight_decay: float) -> Groups:
+    """Return the trained parameters in two groups: those with weight decay, and biases and norms without."""
     trained = [p for p in parameters if p.requires_grad]
     return [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},

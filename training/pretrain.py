@@ -13,6 +13,7 @@ never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -262,10 +263,10 @@ def _train(
 ) -> None:
     """Run steps until they are done or the run is stopped."""
     recipe, ranks = run.recipe, run.ranks
-    saved_at, saved_when = run.step if resumed else None, time.monotonic()
+    saved_at, saved_when, requeue = run.step if resumed else None, time.monotonic(), threading.Event()
     run.learner.train()
     with (
-        stop_signals(run.stopping, ignore_repeats=ranks.world > 1, until=until, on_requeue=run.stop_for_requeue),
+        stop_signals(run.stopping, ignore_repeats=ranks.world > 1, until=until, on_requeue=requeue.set),
         ranks.losses_explained(),
         bar(console, recipe.name, each=recipe.batch_size) as advance,
     ):
@@ -298,6 +299,6 @@ def _train(
                     saved_at, saved_when = run.step, time.monotonic()
             if stopping and not run.finished:
                 console.print(f"stopped at step {run.step} of {run.steps}; continue with --resume", highlight=False)
-                if run.requeue and ranks.first:
+                if requeue.is_set() and ranks.first:
                     requeue_job(console)
                 break

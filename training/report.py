@@ -248,6 +248,9 @@ PANELS = (
     Panel("Age of the neighbor (steps)", ("nn_age",), "about half the queue's length in steps"),
     Panel("Distinct neighbors in a batch", ("nn_distinct",), "near 1; 0 is collapse"),
     Panel("Support set filled", ("queue_fill",), "1 after the first steps"),
+    Panel(
+        "Forgetting", ("forgetting",), "part of the loss; near 0 if vectors do not predict the columns of --not-same"
+    ),
     Panel("Spread of the projections", ("z_std",), "near 1; 0 is collapse"),
     Panel("RankMe", ("rankme",), "effective dimensions of the projections"),
     Panel("Learning rate", ("lr",), "warm-up, then cosine"),

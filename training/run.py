@@ -76,7 +76,6 @@ class Run:
     tested: dict[str, int] = field(default_factory=dict)
     verdict: Verdict | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
-    requeue: bool = False  # Slurm is to start the job again
 
     def __post_init__(self) -> None:
         # gradients in fp16 would underflow; without fp16 the scaler does nothing
@@ -102,10 +101,6 @@ class Run:
     def plan(self, recipe: Recipe, steps: int) -> None:
         """Change the epochs of the recipe and the number of steps during the run."""
         self.recipe, self.steps, self.batches.steps = recipe, steps, steps
-
-    def stop_for_requeue(self) -> None:
-        """Let Slurm start the job again once the run has stopped."""
-        self.requeue = True
 
     def stop(self) -> None:
         """Stop at the next step with a checkpoint, as Ctrl-C does; `--resume` continues."""

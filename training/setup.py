@@ -43,6 +43,7 @@ from .situation import chosen_by_auto
 MOST_PACKED = 20_000_000_000  # bytes of a pack that cut_from=auto makes
 ENLARGED = 0.3  # share of enlarged views that calls for a warning; in the paper's experiments it is about 0.28
 TYPICAL_BYTES = 110_000  # of an image of ImageNet, where sizes are unknown
+LEAST_OF_GROUP = 16  # images of each group in a batch: they are the only negatives of each other
 LEAST_IN_BF16 = 16  # pixels of a view; see `resolve_precision`
 
 
@@ -153,6 +154,13 @@ class Setup:
         batches.steps = recipe.steps(order.steps_per_epoch)
         columns = {name: values for name in ("same", "not_same") if (values := getattr(recipe, name))}
         guides = {name: _metadata(files, folders, labels, one, console) for name, one in columns.items()}
+        if recipe.forget and recipe.not_same:
+            groups = guides["not_same"].unique(dim=0, return_inverse=True)[1]  # (N,)
+            count, most = int(groups.max()) + 1, recipe.batch_size // LEAST_OF_GROUP
+            what = f"vectors {'forget' if count <= most else 'keep'} {', '.join(recipe.not_same)}"
+            console.print(f"{what}: {count} values, and at most {most} can be forgotten", highlight=False)
+            if count <= most:
+                guides["groups"] = groups
         if recipe.teacher:
             teacher = teacher or load_encoder(recipe.teacher, device=str(where))
             guides["teacher"] = teacher_vectors(teacher, files, ranks, console)

@@ -64,7 +64,11 @@ def pretrain(
     ] = [],  # noqa: B006
     not_same: Annotated[
         list[str],
-        typer.Option("--not-same", help="Column of a table: only images with another value are neighbors. Repeatable."),
+        typer.Option(
+            "--not-same",
+            help="Column of a table, such as scanner, that vectors forget: only images with another value are "
+            "neighbors. Repeatable.",
+        ),
     ] = [],  # noqa: B006
     terms: Annotated[
         str | None, typer.Option("--terms", help="Terms of the images, such as cc-by-4.0, for the encoder's record.")

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         OBJECTIVES,
         Objective,
         Prototypes,
+        explained_share,
         info_nce,
         lejepa_loss,
         mean_shift,
@@ -52,8 +53,16 @@ _HOMES = {
     "momentum": ("MomentumEncoder", "momentum_at"),
     "neighbors": ("Neighbors", "nearest"),
     "objectives": (
-        *("OBJECTIVES", "Objective", "Prototypes", "info_nce", "lejepa_loss", "mean_shift", "negative_cosine"),
-        *("queue_info_nce", "random_directions", "relation_loss", "sigreg", "sinkhorn", "swapped_prediction"),
+        *("OBJECTIVES", "Objective", "Prototypes", "explained_share", "info_nce", "lejepa_loss", "mean_shift"),
+        *(
+            "negative_cosine",
+            "queue_info_nce",
+            "random_directions",
+            "relation_loss",
+            "sigreg",
+            "sinkhorn",
+            "swapped_prediction",
+        ),
     ),
     "support_set": ("SUPPORT_SETS", "SupportSet"),
 }

@@ -29,6 +29,7 @@ from nnclr_hub.method.neighbors import Neighbors
 from nnclr_hub.method.objectives import (
     Objective,
     Prototypes,
+    explained_share,
     info_nce,
     lejepa_loss,
     mean_shift,
@@ -56,6 +57,7 @@ class Batch:
     p: (B, D) predictions of all views.
     ids: (B,) int64 sample numbers, or None.
     labels: (B,) int64 classes, or None.
+    groups: (B,) int64, what the vectors forget, or None.
     neighbor_share: see `Learner.forward`.
     """
 
@@ -63,6 +65,7 @@ class Batch:
     p: Sequence[Tensor]
     ids: Tensor | None = None
     labels: Tensor | None = None
+    groups: Tensor | None = None
     neighbor_share: float | Tensor = 1.0
 
 
@@ -73,11 +76,13 @@ class Targets:
     of: a tensor for each large view; most losses need (B, D).
     found: lookup results of the large views; empty if no target is a row of Q or a mean of rows.
     share: share of the batch whose target is the neighbor, a scalar in [0, 1]; None: 0.
+    groups: (B,) int64 for each large view, the group of what its target is; None: the image's own.
     """
 
     of: Sequence[Tensor]
     found: Sequence[Neighbors] = ()
     share: Tensor | None = None
+    groups: Sequence[Tensor] | None = None
 
 
 def view(learner: Learner, batch: Batch) -> Targets:
@@ -92,9 +97,13 @@ def neighbor(learner: Learner, batch: Batch) -> Targets:
     ids, labels = (None if one is None else one.repeat(views) for one in (batch.ids, batch.labels))
     # all views in one product, which reads Q once
     found = learner.support_set.lookup(torch.cat(list(batch.own)), ids, labels).split(views)
-    of = [_mixed(learner, z, nn, batch.neighbor_share) for z, nn in zip(batch.own, found, strict=True)]
+    used = [_uses_neighbor(learner, nn, batch.neighbor_share) for nn in found]
+    own = batch.own if learner.has_negatives else [z.detach() for z in batch.own]  # else both sides' gradient collapses
+    pairs = zip(own, found, used, strict=True)
+    of = [nn.embeddings if use is None else torch.where(use[:, None], nn.embeddings, z.float()) for z, nn, use in pairs]
     count = _count(len(batch.own[0]), batch.neighbor_share, batch.own[0].device)
-    return Targets(of, found, (count / len(batch.own[0])).float())
+    share = (count / len(batch.own[0])).float()
+    return Targets(of, found, share, _groups_of(learner, batch, found, used))
 
 
 def nearest_mean(learner: Learner, batch: Batch) -> Targets:
@@ -112,21 +121,31 @@ def assignment(learner: Learner, batch: Batch) -> Targets:
     return Targets([sinkhorn(p, learner.target_temperature, gather=learner.gather) for p in batch.p[: len(batch.own)]])
 
 
-def _mixed(learner: Learner, z: Tensor, found: Neighbors, share: float | Tensor) -> Tensor:
-    """Return neighbors for the most similar `share` of the batch and views for the rest: (B, D) float32."""
+def _uses_neighbor(learner: Learner, found: Neighbors, share: float | Tensor) -> Tensor | None:
+    """Return whose target is the neighbor, the most similar `share` of the batch: (B,) bool; None for all."""
     assert learner.support_set is not None
     guided = learner.support_set.guided
     if isinstance(share, float | int) and share == 1 and not guided:
-        return found.embeddings
+        return None
     # the most similar of the whole batch, so the choice does not depend on the number of ranks
     order = learner.gather(found.similarity).argsort(descending=True, stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=z.device))
-    own_places = place[learner.gather.rank * len(z) :][: len(z)]
-    use_neighbor = own_places < _count(len(order), share, z.device)
-    if guided:  # without a row that metadata allows, the view itself is the target
-        use_neighbor &= found.similarity.isfinite()
-    own = z if learner.has_negatives else z.detach()  # without negatives, a gradient through both sides collapses
-    return torch.where(use_neighbor[:, None], found.embeddings, own.float())
+    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    own_places = place[learner.gather.rank * len(found.index) :][: len(found.index)]
+    use_neighbor = own_places < _count(len(order), share, order.device)
+    # without a row that metadata allows, the view itself is the target
+    return use_neighbor & found.similarity.isfinite() if guided else use_neighbor
+
+
+def _groups_of(
+    learner: Learner, batch: Batch, found: Sequence[Neighbors], used: Sequence[Tensor | None]
+) -> list[Tensor] | None:
+    """Return the group of the targets of each large view: the neighbor's, or the image's own."""
+    if batch.groups is None or learner.groups is None or learner.support_set is None:
+        return None
+    ids = [learner.support_set.ids[nn.index] for nn in found]  # -1 for an initial random row
+    known = [one >= 0 if use is None else (one >= 0) & use for one, use in zip(ids, used, strict=True)]
+    pairs = zip(known, ids, strict=True)
+    return [torch.where(use, learner.groups[one.clamp(min=0)], batch.groups) for use, one in pairs]
 
 
 def _count(batch: int, share: float | Tensor, device: torch.device) -> Tensor:
@@ -192,7 +211,7 @@ def _pairs(compare: Callable[[Learner, Tensor, Tensor], Tensor]) -> Callable[[Le
 def _in_queue(
     compare: Callable[[Learner, Tensor, Tensor, Tensor | None], Tensor],
 ) -> Callable[[Learner, Batch, Targets], Tensor]:
-    """Do the same next to the rows of Q but the images' own rows and their neighbors."""
+    """Do the same next to the rows of Q but the images' own rows, their neighbors, and rows of other groups."""
 
     def compute(learner: Learner, batch: Batch, targets: Targets) -> Tensor:
         support = learner.support_set
@@ -201,6 +220,9 @@ def _in_queue(
         if targets.found:
             places = torch.arange(support.size, device=targets.found[0].index.device)
             left_out = [found.index[:, None] == places for found in targets.found]
+        if batch.groups is not None and learner.groups is not None:
+            other = learner.groups[support.ids.clamp(min=0)] != batch.groups[:, None]
+            own = other if own is None else own | other
         left_out = [one if own is None else own if one is None else own | one for one in left_out]
         return _over_pairs(
             lambda i, others: compare(learner, targets.of[i], others, left_out[i]), len(targets.of), batch.p
@@ -209,15 +231,20 @@ def _in_queue(
     return compute
 
 
-def _info_nce(learner: Learner, target: Tensor, predictions: Tensor) -> Tensor:
-    return info_nce(
-        target,
-        predictions,
-        learner.temperature,
-        transposed_term=learner.transposed_term,
-        anchor=learner.method.anchor,
-        gather=learner.gather,
-    )
+def _info_nce(learner: Learner, batch: Batch, targets: Targets) -> Tensor:
+    def compare(i: int, others: Tensor) -> Tensor:
+        of = batch.groups if targets.groups is None else targets.groups[i]
+        return info_nce(
+            targets.of[i],
+            others,
+            learner.temperature,
+            transposed_term=learner.transposed_term,
+            anchor=learner.method.anchor,
+            groups=None if of is None or batch.groups is None else (of, batch.groups),
+            gather=learner.gather,
+        )
+
+    return _over_pairs(compare, len(targets.of), batch.p)
 
 
 def _queue_info_nce(learner: Learner, target: Tensor, predictions: Tensor, left_out: Tensor | None) -> Tensor:
@@ -235,14 +262,22 @@ def _lejepa(learner: Learner, batch: Batch, targets: Targets) -> Tensor:
     return lejepa_loss(stacked, directions, learner.sigreg_weight, len(targets.of), learner.gather)
 
 
+def _chance(learner: Learner, candidates: int) -> float:
+    """Return InfoNCE of random guesses, whose candidates are all or those of the image's own group."""
+    share = torch.ones(1) if learner.groups is None else learner.groups.bincount() / len(learner.groups)
+    return math.log(candidates) - float(torch.special.entr(share).sum())
+
+
 def _queue(learner: Learner) -> Tensor:
     assert learner.support_set is not None
     return learner.support_set.queue
 
 
 LOSSES: dict[str, Loss] = {
-    "info_nce": Loss(_pairs(_info_nce), takes_objective=True, chance=lambda _, batch: math.log(batch)),
-    "queue_info_nce": Loss(_in_queue(_queue_info_nce), chance=lambda learner, _: math.log(1 + len(_queue(learner)))),
+    "info_nce": Loss(_info_nce, takes_objective=True, chance=lambda learner, batch: _chance(learner, batch)),
+    "queue_info_nce": Loss(
+        _in_queue(_queue_info_nce), chance=lambda learner, _: _chance(learner, 1 + len(_queue(learner)))
+    ),
     "negative_cosine": Loss(
         _pairs(lambda _, target, predictions: negative_cosine(target, predictions)),
         has_negatives=False,
@@ -270,6 +305,7 @@ class Step:
     online: (B, D) projections of the first view by the trained encoder, without gradient.
     neighbors: lookup result of the first view; None for methods whose target is not a row of Q or a mean of rows.
     neighbor_share: share of the batch whose target is the neighbor, a scalar in [0, 1].
+    forgetting: the part of the loss that makes vectors forget their group, a scalar; None without groups.
     """
 
     loss: Tensor
@@ -278,6 +314,7 @@ class Step:
     online: Tensor
     neighbors: Neighbors | None
     neighbor_share: Tensor
+    forgetting: Tensor | None = None
 
 
 class Learner(nn.Module):
@@ -299,6 +336,10 @@ class Learner(nn.Module):
         both_views: enqueue both large views instead of only the first.
         teacher: (N, D) float, the vectors of a frozen encoder for the samples 0 to N - 1; required by the methods with
             a teacher, rejected by the others. It is not a part of the state.
+        groups: (N,) int64, the group of each sample, which vectors forget, such as the scanner of an image. Negatives
+            come from the target's own group, because those of others reward a network that tells groups apart. It is
+            not a part of the state.
+        forget: weight of `explained_share` of the groups in the loss, from the backbone's output.
         gather: collects tensors over the ranks of a distributed run.
 
     Raises:
@@ -307,6 +348,7 @@ class Learner(nn.Module):
     """
 
     teacher: Tensor | None
+    groups: Tensor | None
 
     def __init__(
         self,
@@ -325,6 +367,8 @@ class Learner(nn.Module):
         chunk: int = 0,
         both_views: bool = False,
         teacher: Tensor | None = None,
+        groups: Tensor | None = None,
+        forget: float = 5.0,
         gather: Gather = ALONE,
     ) -> None:
         super().__init__()
@@ -361,6 +405,8 @@ class Learner(nn.Module):
         self.support_set = support_set
         self.momentum = MomentumEncoder(self.online) if method.target_encoder == "momentum" else None
         self.register_buffer("teacher", teacher, persistent=False)
+        self.register_buffer("groups", groups, persistent=False)
+        self.forget = forget
         self.temperature = temperature
         self.target_temperature = target_temperature
         self.transposed_term = transposed_term
@@ -392,24 +438,36 @@ class Learner(nn.Module):
 
         Args:
             views: (B, 3, H, W) float each, of the same B images: two large ones first, then any small ones.
-            ids: (B,) int64 sample numbers; required with a teacher.
+            ids: (B,) int64 sample numbers; required with a teacher or groups.
             labels: (B,) int64 classes.
             neighbor_share: share of the batch, those with the most similar neighbors, that uses neighbors as targets.
                 Below 1 this deviates from the paper; short runs need it. The rest uses the view itself: with gradient
                 through both sides for InfoNCE (eq. 2), without gradient for the negative cosine (SimSiam). A scalar
                 tensor on the device of the views gives the same operations for any share, as a CUDA graph needs.
         """
-        z = _encode(lambda x: self.projection(in_chunks(self.backbone, x, self.chunk)), views)  # (B, D)
+        if self.groups is not None and ids is None:
+            raise InvalidRequest("The groups are those of samples; pass ids.")
+        outputs: list[Tensor] = []  # (B, F) of the backbone, the large views first
+
+        def encode(x: Tensor) -> Tensor:
+            outputs.append(in_chunks(self.backbone, x, self.chunk))
+            return self.projection(outputs[-1])
+
+        z = _encode(encode, views)  # (B, D)
         p = _encode(self.prediction, z)  # (B, D)
         own = z[:LARGE]
         if self.momentum is not None or self.teacher is not None:
             own = [self.project(x, ids) for x in views[:LARGE]]
-        batch = Batch(own, p, ids, labels, neighbor_share)
+        groups, forgetting = None if self.groups is None else self.groups[ids], None
+        batch = Batch(own, p, ids, labels, groups, neighbor_share)
         targets = TARGETS[self.method.target](self, batch)
         loss = self.method.loss_scale * self.loss.compute(self, batch, targets)
+        if groups is not None:
+            forgetting = self.forget * explained_share(torch.stack(outputs[:LARGE], 1), groups, self.gather)
+            loss = loss + forgetting
         share = torch.zeros((), device=z[0].device) if targets.share is None else targets.share
         found = targets.found[0] if targets.found else None
-        return Step(loss, own[0].detach(), own[1].detach(), z[0].detach(), found, share)
+        return Step(loss, own[0].detach(), own[1].detach(), z[0].detach(), found, share, forgetting)
 
     def enqueue(self, step: Step, ids: Tensor | None = None, labels: Tensor | None = None) -> None:
         """Add the step's first view (or both) to the support set. Call it after the optimizer's step."""

@@ -29,6 +29,7 @@ from nnclr_hub.method.gather import ALONE, Gather
 
 KNOTS = 17  # points at which SIGReg compares characteristic functions
 LARGEST = 3.0  # the last of them; both functions are nearly zero beyond
+RIDGE = 1.0  # of `explained_share`, relative to the mean variance of a dimension
 
 
 class Objective(Protocol):
@@ -47,6 +48,7 @@ def info_nce(
     *,
     transposed_term: bool = False,
     anchor: str = "target",
+    groups: tuple[Tensor, Tensor] | None = None,
     gather: Gather = ALONE,
 ) -> Tensor:
     """Compute the n-way cross-entropy in which row i must identify prediction i (eq. 3; eq. 2 if targets are views).
@@ -62,6 +64,8 @@ def info_nce(
             the sum. The paper finds no effect on accuracy.
         anchor: "target" as in eq. 3; "prediction" takes the predictions as rows and the targets of the batch as
             columns, as MoCo v3 does.
+        groups: (B,) int64 of the targets, and of the predictions. Negatives of a row are the columns of its group. If
+            the positive is of another group, a network that forgets groups has the lower loss. None: all columns.
         gather: collects the columns over the ranks of a distributed run.
 
     Returns:
@@ -77,16 +81,24 @@ def info_nce(
         targets = F.normalize(targets.float())
         predictions = F.normalize(predictions.float(), dim=-1)
         rows, columns = (targets, predictions) if anchor == "target" else (predictions, targets)
-        loss = _cross_entropy(rows, columns, temperature, gather)
+        if groups is not None and anchor != "target":
+            groups = groups[1], groups[0]
+        loss = _cross_entropy(rows, columns, temperature, groups, gather)
         if transposed_term:
-            loss = (loss + _cross_entropy(columns, rows, temperature, gather)) / 2
+            groups = None if groups is None else (groups[1], groups[0])
+            loss = (loss + _cross_entropy(columns, rows, temperature, groups, gather)) / 2
     return loss
 
 
-def _cross_entropy(rows: Tensor, columns: Tensor, temperature: float, gather: Gather) -> Tensor:
+def _cross_entropy(
+    rows: Tensor, columns: Tensor, temperature: float, groups: tuple[Tensor, Tensor] | None, gather: Gather
+) -> Tensor:
     everyone = gather.with_gradient(columns.transpose(0, -2)).transpose(0, -2)  # (..., world B, D)
     logits = rows @ everyone.mT / temperature  # (..., B, world B)
     own = torch.arange(rows.shape[-2], device=rows.device) + gather.rank * rows.shape[-2]
+    if groups is not None:
+        other = groups[0][:, None] != gather(groups[1])  # (B, world B)
+        logits = logits.masked_fill(other.scatter(1, own[:, None], False), -torch.inf)
     return F.cross_entropy(logits.flatten(0, -2), own.expand(logits.shape[:-1]).flatten())
 
 
@@ -148,6 +160,42 @@ def mean_shift(neighbors: Tensor, predictions: Tensor) -> Tensor:
     """
     _require_pairs(neighbors[:, 0], predictions)
     return -(F.normalize(predictions.float(), dim=-1) * neighbors.float().mean(dim=1)).sum(dim=-1).mean()
+
+
+def explained_share(vectors: Tensor, groups: Tensor, gather: Gather = ALONE) -> Tensor:
+    """Measure which share of the variance of a group a ridge regression on vectors explains.
+
+    No linear classifier finds a group that no linear regression predicts: both see only the distance of the means.
+    The regression on each half of the images predicts the other half. On the images that it is fitted to, a regression
+    predicts even random groups, the better the more dimensions the vectors have: to minimize that costs dimensions.
+
+    Args:
+        vectors: (B, V, F) float, of V views of each image; not necessarily normalized.
+        groups: (B,) int64.
+        gather: collects the batch over the ranks of a distributed run.
+
+    Returns:
+        The mean over both halves, a float32 scalar of at most 1; about 0 if nothing can be predicted.
+    """
+    with torch.autocast(vectors.device.type, enabled=False):
+        x, groups = gather.with_gradient(F.normalize(vectors.float(), dim=-1)), gather(groups)
+        halves = []
+        for start in range(2):
+            rows = x[start::2].flatten(0, 1)  # (n, F)
+            halves.append((rows - rows.mean(dim=0), groups[start::2].repeat_interleave(x.shape[1])))
+        return (_explained(*halves[0], *halves[1]) + _explained(*halves[1], *halves[0])) / 2
+
+
+def _explained(x: Tensor, groups: Tensor, other: Tensor, other_groups: Tensor) -> Tensor:
+    """Return the share of the variance of groups (m,) that the regression from (n, F) to (n,) explains on (m, F)."""
+    covariance = x.T @ x / len(x)  # (F, F)
+    ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-8) * torch.eye(len(covariance), device=x.device)
+    factor = torch.linalg.cholesky_ex(covariance + ridge)[0]  # without a check, which would make a GPU wait
+    x, other = (torch.linalg.solve_triangular(factor, one.T, upper=False) for one in (x, other))  # (F, n), (F, m)
+    # of one indicator for each group: the product of those of two images is whether their groups are equal
+    explained = (other.T @ x / x.shape[1] * (other_groups[:, None] == groups)).sum()
+    count = len(other_groups)
+    return explained / (count - (other_groups[:, None] == other_groups).sum() / count).clamp(min=1)
 
 
 def _require_pairs(targets: Tensor, predictions: Tensor) -> None:

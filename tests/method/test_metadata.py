@@ -5,12 +5,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from linear_learner import B, D, contrast, make, two_views, unit
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.neighbors import KNeighborsClassifier
 from torch import nn
 
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.method import METHODS, Learner, ProjectionHead, SupportSet
+from nnclr_hub.method import METHODS, Learner, ProjectionHead, SupportSet, explained_share, info_nce
 
 
 def scores(guided: bool, seed: int) -> tuple[float, float]:
@@ -52,6 +52,108 @@ def test_a_planted_scanner_effect_is_removed():
     assert scanner > 0.9
     assert guided_scanner < 0.75, "chance is .5"
     assert guided_classes > max(0.85, classes + 0.05)
+
+
+def test_the_explained_share_is_that_of_ridge_regressions_between_halves():
+    draws = np.random.default_rng(0)
+    x = draws.normal(size=(120, 2, 8)) @ np.diag([3, 2, 1, 1, 0.5, 0.1, 0.1, 0.01])
+    known = (x[:, :, 0].mean(axis=1) > 0).astype(int) + (x[:, :, 1].mean(axis=1) > 2)
+    rows, shares = x / np.linalg.norm(x, axis=2, keepdims=True), []
+    for groups in (known, draws.integers(0, 4, 120), np.zeros(120, int)):
+        y = (groups[:, None] == np.unique(groups)).astype(float).repeat(2, axis=0).reshape(120, 2, -1)
+        of_halves = []
+        for start in range(2):
+            (fitted, targets), (others, truth) = (
+                (rows[at::2].reshape(120, 8), y[at::2].reshape(120, -1)) for at in (start, 1 - start)
+            )
+            predicted = Ridge(fitted.var(axis=0).mean() * 120).fit(fitted, targets).predict(others)
+            centered = truth - truth.mean(axis=0)
+            of_halves.append((predicted.reshape(truth.shape) * centered).sum() / max(1, (centered**2).sum()))
+        shares.append(np.mean(of_halves))
+        found = explained_share(torch.from_numpy(x), torch.from_numpy(groups))
+        assert float(found) == pytest.approx(shares[-1], abs=1e-5)
+    assert shares[0] > 0.2 > 0.05 > max(shares[1:])
+
+
+@pytest.mark.parametrize("anchor", ["target", "prediction"])
+def test_negatives_of_a_row_are_those_of_its_group(anchor):
+    draws = torch.Generator().manual_seed(0)
+    targets, predictions = torch.randn(2, 9, D, generator=draws)
+    groups = torch.tensor([[1, 1, 0, 0, 2, 0, 1, 1, 3], [0, 1, 1, 0, 2, 0, 1, 1, 0]])
+    rows, columns = (0, 1) if anchor == "target" else (1, 0)
+    logits = unit((targets, predictions)[rows]) @ unit((targets, predictions)[columns]).T / 0.1
+    losses = []
+    for i in range(9):
+        negatives = [k for k in range(9) if k != i and groups[columns, k] == groups[rows, i]]
+        losses.append(logits[i, [i, *negatives]].logsumexp(0) - logits[i, i])
+    loss = info_nce(targets, predictions, 0.1, anchor=anchor, groups=(groups[0], groups[1]))
+    torch.testing.assert_close(loss, torch.stack(losses).mean())
+
+
+def test_the_group_of_a_target_is_that_of_the_neighbor_if_it_is_used(views):
+    """Half of the batch has its neighbor as target; rows of Q are of samples of the other group."""
+    groups = torch.arange(10) % 2
+    support = SupportSet(8, D, not_same=groups[:, None])
+    support.enqueue(torch.randn(4, D), torch.arange(6, 10))
+    learner, ids = make("nnclr", support, groups=groups, forget=0.0), torch.arange(B)
+    z = [learner.projection(learner.backbone(x)) for x in views]
+    losses = []
+    for one, other in (z, z[::-1]):
+        found = support.lookup(one, ids)
+        for i in range(B):
+            use = found.similarity[i] >= found.similarity.sort(descending=True).values[B // 2 - 1]
+            group = 1 - groups[i] if use else groups[i]
+            columns = [i, *(k for k in range(B) if k != i and groups[k] == group)]
+            logits = unit(found.embeddings[i] if use else one[i]) @ unit(other[columns]).T / 0.1
+            losses.append(logits.logsumexp(0) - logits[0])
+    torch.testing.assert_close(learner(views, ids=ids, neighbor_share=0.5).loss, torch.stack(losses).mean())
+
+
+def test_negatives_from_the_queue_are_those_of_the_own_group(views):
+    groups = torch.tensor([0, 0, 0, 1, 1, 1, 0, 1])
+    support = SupportSet(4, D)
+    support.enqueue(torch.randn(2, D), torch.tensor([6, 7]))  # the other two rows are those of sample 0 at first
+    support.ids[2:] = torch.tensor([0, 3])
+    learner = make("queue_nnclr", support, groups=groups, forget=0.0)
+    z = [learner.projection(learner.backbone(x)) for x in views]
+    losses = []
+    for one, other in (z, z[::-1]):
+        for i in range(B):
+            own = support.ids == i
+            similarity = (unit(one[i]) @ support.queue.T).masked_fill(own, -torch.inf)
+            nn = int(similarity.argmax())
+            negatives = [
+                row for row in range(4) if row != nn and not own[row] and groups[support.ids[row]] == groups[i]
+            ]
+            logits = unit(other[i]) @ support.queue[[nn, *(row for row in negatives if row != nn)]].T / 0.1
+            losses.append(logits.logsumexp(0) - logits[0])
+    torch.testing.assert_close(learner(views, ids=torch.arange(B)).loss, torch.stack(losses).mean())
+
+
+def test_forgetting_removes_a_group_from_the_output_of_the_backbone(views):
+    """In 200 steps; without groups, nothing changes."""
+    draws = torch.Generator().manual_seed(0)
+    scanner = torch.arange(200) % 2
+    x = torch.randn(200, 3, 2, 2, generator=draws)
+    x[:, :2] += 1.5 * scanner[:, None, None, None]
+    probed = []
+    for groups in (None, scanner):
+        learner = make("nnclr", SupportSet(64, D, not_same=scanner[:, None]), groups=groups)
+        optimizer = torch.optim.Adam(learner.parameters(), 1e-2)
+        for _ in range(200):
+            ids = torch.randperm(200, generator=draws)[:64]
+            step = learner([x[ids] + 0.3 * torch.randn(64, 3, 2, 2, generator=draws) for _ in range(2)], ids=ids)
+            optimizer.zero_grad()
+            step.loss.backward()
+            optimizer.step()
+            learner.enqueue(step, ids)
+        h = F.normalize(learner.backbone(x).detach()).numpy()
+        probed.append(LogisticRegression(max_iter=500).fit(h[:100], scanner[:100]).score(h[100:], scanner[100:]))
+        assert (step.forgetting is None) == (groups is None)
+    assert probed[0] > 0.9
+    assert probed[1] < 0.65, "chance is .5"
+    with pytest.raises(InvalidRequest, match="pass ids"):
+        learner(views)
 
 
 @pytest.fixture

@@ -155,6 +155,7 @@ def run_of(settings) -> tuple[Run, Schedule]:
     for name in ("same", "not_same"):
         if columns := getattr(recipe, name):
             tables[name] = torch.randint(-1, 3, (64, len(columns)))
+            tables["groups"] = torch.randint(3, (64,))
     learner = build_learner(recipe, Tables(**tables))
     learner.train()
     optimizer = make_optimizer(learner, recipe)

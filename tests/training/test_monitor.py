@@ -37,11 +37,11 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 
 
 def test_the_training_time_excludes_pauses(tmp_path, monkeypatch):
-    clock = iter([0.0, 0.25, 10.0, 10.25, 20.0, 20.5, 20.5])
+    clock = iter([0.0, 0.25, 0.25, 10.0, 10.5, 10.75, 20.0])
     monkeypatch.setattr("training.monitor.time.perf_counter", lambda: next(clock))
     monitor = Monitor(tmp_path, 0, ranks=ALONE)
     for _ in range(2):
         monitor.add({}, 100, 0.0)
         with monitor.paused():
             pass
-    assert monitor.log(2, 1.0)["images_per_s"] == 200 / 1.0
+    assert monitor.log(2, 1.0)["images_per_s"] == pytest.approx(200 / 0.75)

@@ -16,7 +16,7 @@ from pretended_gpu import PretendedGPU
 from nnclr_hub.method import Gather, SupportSet
 from training.data.views import AUGMENTATIONS, View
 from training.distributed import Ranks
-from training.network import build_learner
+from training.network import Tables, build_learner
 from training.optimization import Schedule, make_optimizer
 from training.recipes import find_recipe
 from training.run import Run
@@ -55,6 +55,7 @@ KINDS = {
     "soft": ["pick=soft"],
     "oracle": ["pick=oracle"],
     "both": ["enqueue=both"],
+    "metadata": ["not_same=scanner"],
     "random": ["support_set=random_replacement"],
     "refill": ["support_set=current_encoder"],
     "parts": ["chunk=2", "accumulate=2"],
@@ -100,7 +101,9 @@ def stepper_of(gpu, settings) -> tuple[Stepper, Recorder]:
     views = lambda step: recipe.views_at(step / 4)  # noqa: E731
     labels, folders = np.arange(32) % 3, [20, 12]
     batches = packed_batches(pixels, 8, views, where=GPU, labels=labels, folders=folders)
-    learner = gpu.place(build_learner(recipe).to(memory_format=torch.channels_last))
+    groups = torch.arange(32) % 2
+    tables = Tables(not_same=groups[:, None], groups=groups) if recipe.not_same else Tables()
+    learner = gpu.place(build_learner(recipe, tables).to(memory_format=torch.channels_last))
     optimizer = make_optimizer(learner, recipe)
     run = Run(Path(), recipe, learner, optimizer, batches, Ranks(0, 1, GPU, Gather()), 4)
     return Stepper(run, Schedule(optimizer, recipe, 4, 4), recorder := Recorder(gpu)), recorder

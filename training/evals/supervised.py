@@ -35,7 +35,6 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from timm.data import Mixup, create_transform
-from timm.optim import param_groups_layer_decay
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -55,7 +54,7 @@ from nnclr_hub.publish.provenance import parent_record
 from ..checkpoint import load_checkpoint, save_checkpoint
 from ..cpu import choose_precision
 from ..interrupt import Interrupted, stop_signals
-from ..optimization import cosine, optimizer_of
+from ..optimization import Groups, backbone_groups, by_decay, cosine, optimizer_of
 from .features import metric_values, require_single_label
 from .task import Part, Task
 
@@ -541,22 +540,12 @@ def _optimizer(model: Classifier, plan: ClassifierPlan) -> torch.optim.Optimizer
 
     timm's LARS does not adapt tensors without decay; `always_adapt` makes it adapt the head's weight all the same.
     """
-    skip = set(getattr(model.backbone, "no_weight_decay", set)())
     if plan.frozen:
-        groups: Any = [
+        groups: Groups = [
             {"params": [model.head.weight], "weight_decay": plan.weight_decay, "always_adapt": True},
             {"params": [model.head.bias], "weight_decay": 0.0, "always_adapt": False},
         ]
-    elif plan.layer_decay < 1:
-        groups = param_groups_layer_decay(
-            model.backbone, plan.weight_decay, no_weight_decay_list=tuple(skip), layer_decay=plan.layer_decay
-        )
-        groups.append({"params": list(model.head.parameters()), "weight_decay": plan.weight_decay})
     else:
-        exempt = {f"backbone.{name}" for name in skip}
-        decays = [(p, p.ndim > 1 and name not in exempt) for name, p in model.named_parameters()]
-        groups = [
-            {"params": [p for p, decay in decays if decay == wanted], "weight_decay": plan.weight_decay * wanted}
-            for wanted in (True, False)
-        ]
+        groups = backbone_groups(model.backbone, plan.weight_decay, plan.layer_decay)
+        groups += by_decay(model.head.parameters(), plan.weight_decay)
     return optimizer_of(plan.optimizer, groups, plan.lr, momentum=0.9, nesterov=True)

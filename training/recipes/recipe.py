@@ -40,7 +40,7 @@ RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "must not be negative": (
         lambda value: value >= 0,
         "weight_decay momentum warmup_epochs seed clip chunk local_crops workers checkpoint_minutes keep_every "
-        "projection_hidden projection_dim prediction_hidden early_size",
+        "projection_hidden projection_dim prediction_hidden early_size forget",
     ),
 }
 OF_PLUGIN = " If it is part of a plug-in, give that with --plugin."
@@ -157,6 +157,9 @@ class Recipe:
     mask_own: bool = setting(True, "never use an image's own older embedding as its neighbor")
     same: tuple[str, ...] = setting((), "columns of a table in which an image and its neighbor have the same value")
     not_same: tuple[str, ...] = setting((), "columns of a table in which they have different values")
+    forget: float = setting(
+        5.0, "with not_same: weight of the penalty on vectors that predict these columns; 0: only neighbors follow them"
+    )
     warm_start: float = setting(0.0, "share of the steps in which the view itself is the positive")
     ramp: float = setting(0.0, "share of the steps over which neighbors are phased in afterwards")
     gate: float = setting(1.0, "final share of a batch, the most similar, that uses neighbors")
