@@ -1,6 +1,7 @@
 """The other pages of the web app, keys, logins, calls and lost servers, in a real browser."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -380,6 +381,10 @@ def test_a_collection_is_looked_after(opened, served, photos):
         page.wait_for_timeout(200)
     assert card.locator(".sample img[src]").count() == 4
     assert time.strftime(" %Y, ", time.localtime()) in card.locator("time").inner_text()
+    size = served.bench.collection("photos").info().bytes / 1e6
+    shown = re.search(r"\(([\d.]+) MB\)", card.inner_text())
+    assert shown
+    assert float(shown[1]) == pytest.approx(size, abs=0.1)
     assert not [url for url in sent if "/items?" in url], "the images of an unchanged collection are known"
     served.bench.store.unalias("current")
 
