@@ -366,12 +366,15 @@ def test_a_collection_is_looked_after(opened, served, photos):
 
     def cut(route) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json=answer.json() | {"truncated": "9 of the 10 entries are left out."})
+        errors = {"errors": [{"name": "a.png", "detail": "The file is empty."}]}
+        shown = {"truncated": "9 of the 10 entries are left out.", "result": answer.json()["result"] | errors}
+        route.fulfill(response=answer, json=answer.json() | shown)
 
     page.route("**/jobs/*", cut)
     page.locator(".jobs li", has_text="verify").get_by_role("button", name="Details").click()
     page.wait_for_selector(".result:has-text('recall')")
     page.wait_for_selector(".result:has-text('9 of the 10 entries are left out.')")
+    page.wait_for_selector(".result dd:text-is('a.png: The file is empty.')")
     sent = []
     for redraw in range(3):
         if redraw == 1:
