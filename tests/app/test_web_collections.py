@@ -362,7 +362,7 @@ def test_a_collection_is_looked_after(opened, served, photos):
     page.get_by_role("button", name="Verify every vector").click()
     page.get_by_role("button", name="Close", exact=True).first.click()
     page.wait_for_selector(".jobs li.done:has-text('verify')")
-    assert page.locator(".jobs li.done:has-text('index')").count() == 1
+    page.wait_for_selector(".jobs li.done:has-text('index')")
 
     def cut(route) -> None:
         answer = route.fetch()
