@@ -244,16 +244,6 @@ export async function manage(info, aliases, collections, redraw) {
       make('div.tools', [
         button('check', 'Verify every vector', job('verify')),
         button('facets', 'Compact', job('compact')),
-        button(
-          'download',
-          'Write the index to disk',
-          attempt(() => rest('POST', `${own}/snapshot`, {noted: true}), 'The next start is fast.'),
-        ),
-        button(
-          'similar',
-          'Find identical images',
-          attempt(() => rest('POST', `${own}/duplicates`, {json: {}, noted: true}), 'The search runs as a job.'),
-        ),
       ]),
     ]),
   );

@@ -229,7 +229,12 @@ function card(info, aliases, session, redraw) {
       make('a', {href: address}, info.name),
       aliases.map(one => make('span.chip.alias', one.alias)),
     ),
-    make('p', `${count(info.count, 'image')}, encoder ${info.model || 'unknown'}`, when),
+    make('p', [
+      count(info.count, 'image'),
+      info.bytes ? ` (${(info.bytes / 1e6).toLocaleString('en', {maximumFractionDigits: 1})} MB)` : '',
+      `, encoder ${info.model || 'unknown'}`,
+      when,
+    ]),
     images,
     info.state === 'ready' ? null : make('p', {role: 'alert'}, info.state),
     session.canWrite

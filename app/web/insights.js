@@ -17,7 +17,7 @@ const AT_ONCE = 1000; // items in one request
 /** @typedef {import('./findings.js').Inspection} Inspection */
 /** @typedef {{labels: Int32Array, predicted: Int32Array}} Predictions */
 /**
- * @typedef {{name: string, inspection: Inspection, items: Map<string, any>, predictions: Predictions, errors: any[],
+ * @typedef {{name: string, inspection: Inspection, items: Map<string, any>, predictions: Predictions,
  *   canWrite: boolean, redraw: () => void}} Shown
  */
 
@@ -68,18 +68,13 @@ export async function showInsights(main, name, session) {
           'Nothing was inspected yet. An inspection finds duplicates, odd images, wrong labels and more.',
         ),
       );
-    const [items, predicted, errors] = await Promise.all([
-      metadataOf(name, inspection),
-      predictions(name, inspection),
-      errorsOf(name),
-    ]);
+    const [items, predicted] = await Promise.all([metadataOf(name, inspection), predictions(name, inspection)]);
     /** @type {Shown} */
     const now = (shown = {
       name,
       inspection,
       items,
       predictions: predicted,
-      errors,
       canWrite: session.canWrite,
       redraw: () => redraw(body, now),
     });
@@ -226,17 +221,6 @@ function sections(shown) {
   const left = Object.entries(findings.left_out);
   parts.push(
     card('Left out', left.map(([suffix, number]) => `${number} ${suffix}`).join(', '), {hidden: !left.length}),
-  );
-  parts.push(
-    card(
-      'Unreadable files',
-      'Of the last jobs that added images.',
-      {hidden: !shown.errors.length},
-      make(
-        'ul.broken',
-        shown.errors.map(one => make('li', `${one.name}: ${one.detail}`)),
-      ),
-    ),
   );
   return parts;
 }
@@ -615,22 +599,4 @@ function matrix(shown) {
       make('tbody', rows),
     ]),
   ]);
-}
-
-/**
- * The files that the last jobs could not read.
- * @param {string} name
- * @returns {Promise<{name: string, detail: string}[]>}
- */
-async function errorsOf(name) {
-  const {jobs} = await rest('GET', 'jobs', {query: {limit: 100, state: 'done'}});
-  const own = jobs
-    .filter(
-      (/** @type {import('./api.js').Job} */ job) =>
-        job.params.collection === name && ['add', 'index'].includes(job.kind),
-    )
-    .slice(0, 3);
-  return (
-    await Promise.all(own.map((/** @type {import('./api.js').Job} */ job) => rest('GET', `jobs/${job.id}`)))
-  ).flatMap(job => job.result?.errors ?? []);
 }

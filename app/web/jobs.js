@@ -156,6 +156,7 @@ function resultOf({kind, params, result, truncated}) {
 /** @param {string} key @param {any} value */
 function textOf(key, value) {
   if (['made', 'created', 'started', 'ended'].includes(key)) return timeOf(value);
+  if (key === 'errors') return value.map((/** @type {any} */ one) => `${one.name}: ${one.detail}`).join('\n');
   const text = typeof value === 'object' ? JSON.stringify(value) : String(value);
   return text.length > 400 ? `${text.slice(0, 400)} ...` : text;
 }

@@ -132,22 +132,24 @@ def list_collections(place: Place, as_json: Json = False) -> None:
     with place.opened(read_only=True) as store:
         aliases = store.aliases()
         rows = [_row(info, aliases) for info in store.list()]
-    headings = ("name", "items", "dim", "metric", "index", "state", "aliases", "model")
-    table = new_table(*headings, right=("items", "dim"))
+    headings = ("name", "items", "MB", "dim", "metric", "index", "state", "aliases", "model")
+    table = new_table(*headings, right=("items", "MB", "dim"))
     for row in rows:
         late = row["durable_seq"] - row["indexed_seq"]
         state = row["state"] + (f", index {counted(late, 'change')} behind" if late else "")
         metric = row["metric"] if row["vectors"] == "raw" else f"{row['metric']}, {row['vectors']}"
         model = f"{row['model']} ({row['fingerprint'][:8]})" if row["fingerprint"] else row["model"]
-        cells = [row["name"], row["items"], row["dim"], metric, row["index"], state, ", ".join(row["aliases"]), model]
-        table.add_row(*map(str, cells))
+        size = "" if row["bytes"] is None else f"{row['bytes'] / 1e6:,.1f}"
+        cells = [row["name"], row["items"], size, row["dim"], metric, row["index"], state]
+        table.add_row(*map(str, cells), ", ".join(row["aliases"]), model)
     index = place.command("index FOLDER --collection NAME")
     show(as_json, rows, table if rows else f"The store is empty; add images with {index}.")
 
 
 def _row(info: CollectionInfo, aliases: dict[str, str]) -> dict[str, Any]:
     spec = {one: getattr(info.spec, one) for one in ("dim", "metric", "precision", "vectors", "model", "fingerprint")}
-    state = {one: getattr(info, one) for one in ("index", "state", "recall_estimate", "durable_seq", "indexed_seq")}
+    names = ("index", "state", "recall_estimate", "durable_seq", "indexed_seq", "bytes")
+    state = {one: getattr(info, one) for one in names}
     own = sorted(alias for alias, name in aliases.items() if name == info.name)
     return {"name": info.name, "aliases": own, "items": info.count, **spec, **state}
 

@@ -479,7 +479,7 @@ def _alias_path(alias: str) -> str:
 def _read_info(body: dict[str, Any]) -> CollectionInfo:
     """Return the state of a collection in an answer."""
     spec = {one.name: body[one.name] for one in fields(CollectionSpec)}
-    known = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq", "state")}
+    known = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq", "state", "bytes")}
     return CollectionInfo(
         **known, spec=CollectionSpec(**spec), index=body["index_in_use"], recall_estimate=body["recall_estimate"]
     )

@@ -70,6 +70,12 @@ def size_of_file(path: Path) -> int:
         return 0
 
 
+def bytes_of_database(path: Path) -> int:
+    """Return the bytes of an SQLite file and its log."""
+    with translated(path):
+        return size_of_file(path) + size_of_file(Path(f"{path}-wal"))
+
+
 # ------------------------------------------------------------------------------ free space
 
 

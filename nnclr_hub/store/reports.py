@@ -25,6 +25,7 @@ class CollectionInfo:
     # share of the ten nearest items that searches find, measured on a sample; 1.0 for an exact index
     recall_estimate: float | None = None
     vectors_seq: int = 0  # the last change that stored or deleted items; later ones edited metadata only
+    bytes: int | None = None  # of the collection's file and its log; None if unknown, as for Milvus
 
 
 @dataclass(frozen=True)

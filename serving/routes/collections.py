@@ -86,6 +86,7 @@ class CollectionResponse(BaseModel):
     vectors_seq: int = Field(
         description="number of the last change that stored or deleted items; later ones edited metadata only"
     )
+    bytes: int | None = Field(None, description="size of the collection's file; null if unknown, as for Milvus")
     state: str
     index_in_use: str
     recall_estimate: float | None = Field(
@@ -308,7 +309,8 @@ async def changes(
 def response_of(info: CollectionInfo) -> CollectionResponse:
     """Return the JSON of a collection's state."""
     spec = asdict(info.spec) | {"model": public_name(info.spec.model) if info.spec.model else ""}
-    about = {name: getattr(info, name) for name in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq")}
+    names = ("name", "count", "durable_seq", "indexed_seq", "vectors_seq", "bytes")
+    about = {name: getattr(info, name) for name in names}
     return CollectionResponse(
         **spec, **about, state=without_paths(info.state), index_in_use=info.index, recall_estimate=info.recall_estimate
     )

@@ -1,6 +1,7 @@
 """The other pages of the web app, keys, logins, calls and lost servers, in a real browser."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -361,16 +362,19 @@ def test_a_collection_is_looked_after(opened, served, photos):
     page.get_by_role("button", name="Verify every vector").click()
     page.get_by_role("button", name="Close", exact=True).first.click()
     page.wait_for_selector(".jobs li.done:has-text('verify')")
-    assert page.locator(".jobs li.done:has-text('index')").count() == 1
+    page.wait_for_selector(".jobs li.done:has-text('index')")
 
     def cut(route) -> None:
         answer = route.fetch()
-        route.fulfill(response=answer, json=answer.json() | {"truncated": "9 of the 10 entries are left out."})
+        errors = {"errors": [{"name": "a.png", "detail": "The file is empty."}]}
+        shown = {"truncated": "9 of the 10 entries are left out.", "result": answer.json()["result"] | errors}
+        route.fulfill(response=answer, json=answer.json() | shown)
 
     page.route("**/jobs/*", cut)
     page.locator(".jobs li", has_text="verify").get_by_role("button", name="Details").click()
     page.wait_for_selector(".result:has-text('recall')")
     page.wait_for_selector(".result:has-text('9 of the 10 entries are left out.')")
+    page.wait_for_selector(".result dd:text-is('a.png: The file is empty.')")
     sent = []
     for redraw in range(3):
         if redraw == 1:
@@ -380,6 +384,10 @@ def test_a_collection_is_looked_after(opened, served, photos):
         page.wait_for_timeout(200)
     assert card.locator(".sample img[src]").count() == 4
     assert time.strftime(" %Y, ", time.localtime()) in card.locator("time").inner_text()
+    size = served.bench.collection("photos").info().bytes / 1e6
+    shown = re.search(r"\(([\d.]+) MB\)", card.inner_text())
+    assert shown
+    assert float(shown[1]) == pytest.approx(size, abs=0.1)
     assert not [url for url in sent if "/items?" in url], "the images of an unchanged collection are known"
     served.bench.store.unalias("current")
 

@@ -110,6 +110,16 @@ def test_list_opens_no_collection(folder, slow):
         assert store.statistics() == {}
 
 
+def test_a_collection_reports_the_bytes_of_its_files_open_and_closed(folder):
+    with open_store(str(folder)) as store:
+        store.get("a").upsert([Item("large", ONE, {"text": "x" * 50_000})])
+        file = store.files()["a"]
+        sizes = [path.stat().st_size for path in file.parent.glob(f"{file.name}*") if not path.name.endswith("-shm")]
+        assert store.get("a").info().bytes == sum(sizes) > 50_000
+    with open_store(str(folder), read_only=True) as store:
+        assert [info.bytes for info in store.list()] == [path.stat().st_size for path in store.files().values()]
+
+
 # ------------------------------------------------------------------------------ who may open
 
 

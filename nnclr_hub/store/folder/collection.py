@@ -20,7 +20,7 @@ from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
 from nnclr_hub.plural import counted
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.disk import check_process
+from nnclr_hub.store.disk import bytes_of_database, check_process
 from nnclr_hub.store.folder import rows, schema, verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.log import last_vector_change, read_changes
@@ -299,9 +299,9 @@ class EmbeddedCollection(Collection):
         def read(connection: sqlite3.Connection, state: State) -> CollectionInfo:
             count, durable = connection.execute("SELECT count(*) FROM items").fetchone()[0], rows.last_seq(connection)
             index, indexed = self._files.states.latest.main, self._files.states.latest.seq
-            words = self._files.state, index.kind.name
-            vectors = last_vector_change(connection)
-            return CollectionInfo(self.name, self.spec, count, durable, indexed, *words, index.recall, vectors)
+            words = self._files.state, index.kind.name, index.recall
+            vectors, size = last_vector_change(connection), bytes_of_database(self._path)
+            return CollectionInfo(self.name, self.spec, count, durable, indexed, *words, vectors, size)
 
         return self._files.read(read)
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.cancellation import cancellable_queries
-from nnclr_hub.store.disk import check_process, free_bytes, size_of_file, translated
+from nnclr_hub.store.disk import bytes_of_database, check_process, free_bytes, translated
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.filters import Facets, Filters
 from nnclr_hub.store.folder.maintenance import Maintenance
@@ -118,8 +118,6 @@ class Resources:
     def statistics(self) -> Statistics:
         """See `Collection.statistics`."""
         index, writer = self.states.latest, self.writer
-        with translated(self._path):
-            file_bytes = sum(map(size_of_file, (self._path, Path(f"{self._path}-wal"))))
         return Statistics(
             items=len(index.alive) if writer is None else writer.last.items,
             durable_seq=index.seq if writer is None else writer.last.seq,
@@ -127,7 +125,7 @@ class Resources:
             index=index.main.kind.name,
             state="closed" if self.connections.closed else self.state,
             index_bytes=index.nbytes,
-            file_bytes=file_bytes,
+            file_bytes=bytes_of_database(self._path),
             disk_free=free_bytes(self._path),
             commits=0 if writer is None else writer.commits,
             commit_seconds=0.0 if writer is None else writer.commit_seconds,

@@ -20,7 +20,7 @@ from typing import TypeVar
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreClosed, StoreError
 from nnclr_hub.store.base import Collection, VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.disk import fsync_folder, give_back, take_lock, translated, write_id
+from nnclr_hub.store.disk import bytes_of_database, fsync_folder, give_back, take_lock, translated, write_id
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.catalog import CATALOG, LOST, has_collections, open_catalog
 from nnclr_hub.store.folder.collection import IS_MEANT, EmbeddedCollection
@@ -192,7 +192,11 @@ class EmbeddedStore(VectorStore):
             with closing(connect(path, read_only=True)) as connection, translated(path):
                 spec = read_spec(connection)
                 last = last_commit(connection)  # counting the rows takes time for each of them
-            return CollectionInfo(name, spec, last.items, last.seq, last.seq, "ready", "closed", vectors_seq=last.seq)
+            return CollectionInfo(
+                *(name, spec, last.items, last.seq, last.seq, "ready", "closed"),
+                vectors_seq=last.seq,
+                bytes=bytes_of_database(path),
+            )
         except DiskFull:
             raise
         except StoreError as error:
