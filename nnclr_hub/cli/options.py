@@ -202,7 +202,7 @@ class Place:
 
 def _place(store: str | None, server: str | None, key: str) -> Place:
     if server is not None and store is not None:
-        raise InvalidRequest(f"Give --store {store} or --server {server}, not both.")
+        raise InvalidRequest("Give --store or --server, not both.")
     if server is not None and not server.startswith(("http://", "https://")):
         raise InvalidRequest(f"{server!r} is not a valid server URL; expected http://HOST:PORT.")
     return Place(server or store or DEFAULT_STORE, key, bool(server or store))
