@@ -131,7 +131,7 @@ def index(
         as_json,
         {"collection": collection, "items": total, **asdict(report)},
         f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
-        f"{report.removed} removed,{kept} {len(report.broken)} broken; {counted(total, 'item')} in {place.address}",
+        f"{report.removed} removed,{kept} {len(report.broken)} broken; {counted(total, 'item')} in {place.name}",
     )
     if report.broken and not report.added + report.updated + report.unchanged:
         raise none_read(len(report.broken))

@@ -140,13 +140,13 @@ def _is_collection(what: str, place: Place) -> bool:
         return True
     if not (Path(what).exists() or is_packed(what)):
         if "/" in what or not place.exists:
-            known = f"neither a folder nor a collection of the store {place.address}"
+            known = f"neither a folder nor a collection of the store {place.name}"
             raise InvalidRequest(f"{what} is {known}; give a folder of images, or the name of a collection.")
         return True
     with suppress(NNCLRHubError), place.opened(read_only=True) as store:
         store.get(what)
         note = f"{what} is a folder, and also a collection; this is the folder. For the collection, add --store "
-        err.print(f"{note}{place.address}.", soft_wrap=True)
+        err.print(f"{note}{place.name}.", soft_wrap=True)
     return False
 
 

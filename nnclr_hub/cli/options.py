@@ -98,12 +98,17 @@ class Place:
         return self.address.startswith(("http://", "https://"))
 
     @property
+    def name(self) -> str:
+        """The address, with PASSWORD and TOKEN in the place of secrets."""
+        return re.sub("([?&]token=)[^&]*", r"\1TOKEN", re.sub("(://[^/@:]*:)[^/@]*@", r"\1PASSWORD@", self.address))
+
+    @property
     def words(self) -> str:
         """The options to append to a command that is to work in the same place."""
         if self.is_server:
             key = "" if self.key == Place.key else f" --api-key-env {quote(self.key)}"
-            return f" --server {quote(self.address)}{key}"
-        return "" if self.address == DEFAULT_STORE else f" --store {quote(self.address)}"
+            return f" --server {quote(self.name)}{key}"
+        return "" if self.address == DEFAULT_STORE else f" --store {quote(self.name)}"
 
     def command(self, words: str) -> str:
         """Return a command that works in the same place, for a message."""
@@ -149,7 +154,7 @@ class Place:
 
         if self.is_server:
             if model is not None:
-                raise InvalidRequest(f"Give --model {model} or --server {self.address}; the server has its encoders.")
+                raise InvalidRequest(f"Give --model {model} or --server {self.name}; the server has its encoders.")
             with self._client() as client:
                 yield client
             return
@@ -183,21 +188,21 @@ class Place:
             with Client(self.address, key) as client:
                 is_ready = client.ready()
                 if not is_ready:
-                    err.print(f"The server at {self.address} is starting; waiting up to {START_S:.0f} s.")
+                    err.print(f"The server at {self.name} is starting; waiting up to {START_S:.0f} s.")
                 if not (is_ready or client.ready(wait=START_S)):
-                    raise NotReady(f"The server at {self.address} is not ready; GET /readyz reports why.")
+                    raise NotReady(f"The server at {self.name} is not ready; GET /readyz reports why.")
                 yield client
         except Unauthorized as error:
             what = "requires an API key" if key is None else f"rejects the API key in {self.key}"
             raise Unauthorized(
-                f"{self.address} {what}; set {self.key} to the key from its operator, or choose another variable with "
+                f"{self.name} {what}; set {self.key} to the key from its operator, or choose another variable with "
                 "--api-key-env."
             ) from error
 
 
 def _place(store: str | None, server: str | None, key: str) -> Place:
     if server is not None and store is not None:
-        raise InvalidRequest(f"Give --store {store} or --server {server}, not both.")
+        raise InvalidRequest("Give --store or --server, not both.")
     if server is not None and not server.startswith(("http://", "https://")):
         raise InvalidRequest(f"{server!r} is not a valid server URL; expected http://HOST:PORT.")
     return Place(server or store or DEFAULT_STORE, key, bool(server or store))

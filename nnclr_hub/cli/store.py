@@ -526,7 +526,7 @@ def _import_file(file: Path, name: str | None, place: Place, as_json: bool) -> N
         return place.command(f"store create {name}{'' if dim is None else f' --dim {dim}'}")
 
     if not place.exists:
-        raise InvalidRequest(f"{place.address} does not exist; {create()} creates it with the collection.")
+        raise InvalidRequest(f"{place.name} does not exist; {create()} creates it with the collection.")
     with place.bench(backend="auto") as bench:
         try:
             bench.store.get(name)

@@ -111,8 +111,6 @@ class ErrorMessages(TyperGroup):
             # in a pipe, so that nobody takes a verb that loads a large library for one that hangs
             with nullcontext() if err.is_terminal else lines(err, state):
                 return super().invoke(ctx)
-        except NNCLRHubError as error:
-            fail(error, as_json=as_json)
         except (KeyboardInterrupt, typer.Abort) as error:  # Abort: the answer to a question is no
             hint = CONTINUE.get(ctx.invoked_subcommand)
             text = f"Interrupted; {hint}." if hint else "Interrupted."
@@ -128,17 +126,10 @@ class ErrorMessages(TyperGroup):
             raise
         except BrokenPipeError:  # the reader of the output closed it, as `| head` does
             raise typer.Exit(1) from None
-        except OSError as error:  # a full disk or missing permissions, wherever they occur
-            fail(_of_the_system(error), as_json=as_json)
-        except ImportError as error:  # a package of an extra, wherever it is imported
-            if (missing := missing_package(error)) is None:
+        except Exception as error:
+            if (known := _of_the_library(error)) is None:
                 raise
-            fail(missing, as_json=as_json)
-        except RuntimeError as error:
-            if "torchvision::" not in str(error):
-                raise
-            hint = "Install both from one source, in one command."
-            fail(MissingDependency(f"{MISMATCH} {hint}"), as_json=as_json)
+            fail(known, as_json=as_json)
 
 
 def fail(*errors: NNCLRHubError, as_json: bool = False) -> None:
@@ -158,6 +149,17 @@ def fail(*errors: NNCLRHubError, as_json: bool = False) -> None:
 def described(error: NNCLRHubError) -> dict[str, str]:
     """Return an error as JSON."""
     return {"code": error.code, "detail": str(error)}
+
+
+def _of_the_library(error: Exception) -> NNCLRHubError | None:
+    """Return the library error of an exception; None for a fault of ours."""
+    if isinstance(error, OSError):  # a full disk or missing permissions, wherever they occur
+        return _of_the_system(error)
+    if isinstance(error, ImportError):  # a package of an extra, wherever it is imported
+        return missing_package(error)
+    if isinstance(error, RuntimeError) and "torchvision::" in str(error):
+        return MissingDependency(f"{MISMATCH} Install both from one source, in one command.")
+    return error if isinstance(error, NNCLRHubError) else None
 
 
 def _of_the_system(error: OSError) -> NNCLRHubError:

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cli.app import app
+from nnclr_hub.cli.options import Place
 from nnclr_hub.cli.verbs import confirm
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import open_store
@@ -114,6 +115,20 @@ def test_a_file_that_cannot_be_read_names_its_repair(nnclr, store):
         assert command in re.findall("`([^`]*)`", out + err), (words, out, err)
     assert commands.nnclr("search", "--id", "i00", "--collection", "photos", "--store", store)[2].count(command) == 1
     assert commands.nnclr(*command.split()[1:])[0] == 1  # all is lost
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("milvus://me:se:cret@host:19530/db", "--store milvus://me:PASSWORD@host:19530/db"),
+        ("milvus://host?M=32&token=secret", "--store 'milvus://host?M=32&token=TOKEN'"),
+        ("http://me:secret@host:8000", "--server http://me:PASSWORD@host:8000"),
+        ("http://host:8000", "--server http://host:8000"),
+        ("a:b@c/store", "--store a:b@c/store"),
+    ],
+)
+def test_a_command_in_a_message_has_no_secrets(address, shown):
+    assert Place(address).command("store list") == f"`nnclr store list {shown}`"
 
 
 def test_a_place_with_spaces_is_quoted(nnclr, tmp_path):
