@@ -10,15 +10,16 @@ from html import escape
 from importlib.resources import files
 
 STYLE = "report_page.css"
+# of every report, by which a later one knows that it may replace the file
+START = '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="nnclr_hub">'
 
 
 def report_page(title: str, body: str) -> str:
     """Return the page of a report with its title above the body, which is HTML."""
     style, name = files("nnclr_hub").joinpath(STYLE).read_text(encoding="utf-8"), escape(title)
-    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-    head += f"<title>{name}</title>\n<style>\n{style}</style>"
+    head = f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{name}</title>'
     content = f"<body><main><h1>{name}</h1>\n{body}\n</main></body>"
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n{content}</html>\n'
+    return f"{START}{head}\n<style>\n{style}</style></head>\n{content}</html>\n"
 
 
 def opens(content: str, more: str = "") -> str:

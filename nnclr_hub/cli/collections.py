@@ -187,12 +187,13 @@ def search(
     Example: nnclr search --positive cat.jpg --negative dog.jpg --collection photos --out contact.html
     """
     from nnclr_hub.images.reading import ImageReading
-    from nnclr_hub.workbench.contact_sheet import HEAD, SheetRow, check_sheet, write_contact_sheet
+    from nnclr_hub.report_page import START
+    from nnclr_hub.workbench.contact_sheet import SheetRow, check_sheet, write_contact_sheet
     from nnclr_hub.workbench.search_query import Example, SearchQuery, attempt
 
     if sheet is not None:
         check_sheet(sheet)
-        check_file(sheet, b"query,rank,id,score", HEAD.encode())
+        check_file(sheet, b"query,rank,id,score", START.encode())
     region: Any = None if box is None else parse_numbers("--box", box, "X0,Y0,X1,Y1")
     if images and not any(image.is_file() for image in images):  # the arguments are probably words or folders
         raise InvalidRequest(f"{images[0]} is not a file; queries are image files, not words or folders.")

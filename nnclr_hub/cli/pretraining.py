@@ -12,6 +12,7 @@ from nnclr_hub.cli.options import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import check_file, check_folder, err, new_table, out
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.report_page import START
 
 INTERRUPTED = 130  # exit code of a program that Ctrl-C stopped
 
@@ -206,5 +207,5 @@ def report(
     """
     page = to or (runs[0] / "report.html" if len(runs) == 1 else Path("comparison.html"))
     page = page / "report.html" if page.is_dir() else page
-    check_file(page, b"<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport")
+    check_file(page, START.encode())
     out.print(load_program("training", "report").write_report(runs, page))

@@ -159,6 +159,7 @@ def space(
 
     Example: nnclr space my-space --collection photos --model runs/first/encoder
     """
+    require_packages("app", "gradio")
     written = load_program("app", "space").write_space(folder, collection, store, model)
     out.print(f"Wrote {folder} ({written / 1e6:.0f} MB). Try it: python {folder / 'app.py'}")
 

@@ -5,7 +5,6 @@ write_contact_sheet(Path("contact.html"), [SheetRow("cat.jpg", matches)], collec
 
 from __future__ import annotations
 
-import base64
 import csv
 import io
 import json
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.report_page import report_page, tile
 from nnclr_hub.store.base import Match
 from nnclr_hub.store.items import percent_text
 
@@ -24,18 +24,6 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")  # text that spreadsheets would run as a formula
-HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Search results</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
-h2 { font-size: 1.1rem; margin: 2rem 0 .75rem; overflow-wrap: anywhere; }
-.grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(9rem, 1fr)); gap: 1rem; }
-figure { margin: 0; }
-img, .none { width: 100%; aspect-ratio: 1; object-fit: contain; border-radius: 6px; background: #8882; }
-figcaption { font-size: .85rem; overflow-wrap: anywhere; }
-.score { font-variant-numeric: tabular-nums; font-weight: 600; }
-.path { opacity: .75; }
-</style></head><body><h1>Search results</h1>"""
 
 
 @dataclass(frozen=True)
@@ -79,16 +67,16 @@ def write_contact_sheet(
 
 
 def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], reading: ImageReading) -> str:
-    parts = [HEAD]
+    parts = []
     for row in rows:
-        parts.append(f'<h2>{escape(row.title)}</h2><div class="grid">')
+        parts.append(f'<h2>{escape(row.title)}</h2><div class="sheet">')
         if row.image is not None:
             from nnclr_hub.encoder.preprocessing import as_source
             from nnclr_hub.images.decode import decode_any
             from nnclr_hub.workbench.image_record import make_thumbnail
 
             jpeg = make_thumbnail(decode_any(as_source(row.image), reading))
-            parts.append(_figure(jpeg, row.title, "query"))
+            parts.append(tile(row.title, jpeg, "query"))
         for match in row.matches:
             try:
                 jpeg = thumbnail(match.id)
@@ -99,17 +87,9 @@ def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], re
             name, label = f"{match.metadata.get('path', match.id)}{part}", match.metadata.get("label", "")
             percentile = percent_text(match.percentile)
             score = f"{match.score:.4f} ({percentile})" if percentile else f"{match.score:.4f}"
-            caption = f'<span class="score">{escape(score)}</span> {escape(str(label))}<br>'
-            parts.append(_figure(jpeg, name, f'{caption}<span class="path">{escape(name)}</span>'))
+            parts.append(tile(name, jpeg, f"{score} {label}".strip()))
         parts.append("</div>" if row.matches else "</div><p>No matches.</p>")
-    return "\n".join([*parts, "</body></html>\n"])
-
-
-def _figure(jpeg: bytes | None, name: str, caption: str) -> str:
-    image = '<div class="none"></div>'
-    if jpeg is not None:
-        image = f'<img alt="{escape(name)}" src="data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}">'
-    return f"<figure>{image}<figcaption>{caption}</figcaption></figure>"
+    return report_page("Search results", "\n".join(parts))
 
 
 def _csv(rows: Sequence[SheetRow]) -> str:

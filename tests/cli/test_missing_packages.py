@@ -112,7 +112,7 @@ def test_without_torch_images_are_embedded_indexed_and_searched(image_files, tmp
             [
                 ("demo", "demo --port 0"),
                 ("demo", "demo --port 0 --no-gradio"),
-                ("demo", "space SPACE"),
+                ("demo", "space SPACE --collection photos"),
                 ("torch", f"onnx {STARTER} MODEL.onnx"),
             ],
         ),
