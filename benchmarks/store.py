@@ -257,7 +257,8 @@ def reopen(folder: str) -> None:
         collection = store.get(NAME)
         item = collection.scroll(limit=1).items[0]
         collection.search(item.vector, k=K)
-        steady = anonymous() - before
+        peak[0] = anonymous()
+        steady = peak[0] - before
         collection.delete([item.id])  # so that there is something to compact
         thread = threading.Thread(target=watch)
         thread.start()

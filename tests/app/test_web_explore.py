@@ -65,7 +65,7 @@ def test_scores_are_compared_with_random_pairs(explore, served):
     page.keyboard.press("Home")
     page.keyboard.press("v")
     page.wait_for_selector(".neighbors span")
-    assert sentence in page.locator("aside .note").inner_text()
+    assert sentence in page.locator("aside .note").first.inner_text()
     [nearest, *_] = served.bench.search("photos", SearchQuery([Example(id=nearest_id)], k=8, with_percentile=True))
     assert page.locator(".neighbors li").first.locator("span").all_inner_texts() == [
         f"{nearest.score:.3f}",

@@ -169,7 +169,7 @@ def as_json(body: object) -> Answer:
     return Answer("http://x", 200, {"content-type": "application/json"}, json.dumps(body).encode())
 
 
-INFO = dict.fromkeys(("count", "durable_seq", "indexed_seq", "vectors_seq", "dim"), 1)
+INFO = dict.fromkeys(("bytes", "count", "durable_seq", "indexed_seq", "vectors_seq", "dim"), 1)
 INFO |= dict.fromkeys(("model", "fingerprint", "state", "index_in_use"), "") | {"recall_estimate": None}
 INFO |= {"name": "c", "metric": "cosine", "indexed": [], "index": "auto", "precision": "f32", "vectors": "raw"}
 JOB = {"id": "1", "kind": "import", "state": "queued", "done": 0, "total": 0, "eta_s": None, "result": None}
