@@ -26,7 +26,7 @@ from nnclr_hub.workbench.privacy import INDEXED
 from nnclr_hub.workbench.probes import FitOptions, fit_on_collection, keep_probe
 
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi", "weights")
-PRIVATE = INDEXED - {"path"}  # of this machine
+PRIVATE = INDEXED - {"path"}  # about this machine
 README = """---
 title: nnclr_hub
 sdk: gradio

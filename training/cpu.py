@@ -103,14 +103,14 @@ FP32, BF16, AMX = Limits(4, 2, 3), Limits(0, 0, 3), Limits(4, 2, 6)
 class SmallMapConv2d(nn.Conv2d):
     """A convolution that is a matrix product where its output is small; with the same weights, and equal results."""
 
-    in_bf16 = BF16  # of this machine
+    in_bf16 = BF16  # limits of this machine
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the (B, O, h, w) output of a (B, C, H, W) input, in the precision of autocast if it is on."""
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else input.dtype
         limits = self.in_bf16 if dtype == torch.bfloat16 else FP32
         stride, padding, kernel = int(self.stride[0]), int(self.padding[0]), self.kernel_size[0]
-        side = (max(input.shape[2:]) + 2 * padding - kernel) // stride + 1  # of the output
+        side = (max(input.shape[2:]) + 2 * padding - kernel) // stride + 1  # side of the output
         product = side <= (limits.wide if self.out_channels >= WIDE else limits.narrow)
         weights = product or side <= limits.weights
         if not weights or input.ndim == 3:

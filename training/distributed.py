@@ -322,7 +322,7 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
 
     Args:
         processes: number of processes; with GPUs, one per GPU.
-        arguments: of the command line, without --gpus.
+        arguments: arguments of the command line, without --gpus.
         device: as given on the command line; "cpu" needs no GPUs.
 
     Raises:

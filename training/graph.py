@@ -38,7 +38,7 @@ from .run import Run
 
 log = logging.getLogger(__name__)
 
-EAGER_STEPS = 3  # of a view size, before its step is recorded
+EAGER_STEPS = 3  # with a view size, before its step is recorded
 RING = 3  # steps whose inputs may be on their way to the device
 
 
@@ -176,7 +176,7 @@ class StepGraph:
         self._pack.prepare_gather()
         self._labels = torch.from_numpy(run.batches.labels).to(run.ranks.where)
         self._views: tuple[View, ...] = ()
-        self._steps = 0  # of these views
+        self._steps = 0  # with these views
         self._ring: list[Inputs] = []
         self._result: Result | None = None
 

@@ -60,7 +60,7 @@ class PretrainResult:
     finished: whether all epochs are done; false after a signal or at the time limit.
     step: number of completed optimizer steps.
     scores: the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
-    verdict: of a finished run, see `training.verdict`.
+    verdict: verdict of a finished run, see `training.verdict`.
     """
 
     finished: bool
@@ -114,7 +114,7 @@ def pretrain(
         device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
             The epochs of `auto` follow it, see `training.time_limit`; those of a resumed run do not.
-        terms: of the images, such as "cc-by-4.0", for the encoder's record; a resumed run keeps the ones it has.
+        terms: terms of the images, such as "cc-by-4.0", for the encoder's record; a resumed run keeps the ones it has.
         console: for progress and messages; default standard error.
 
     Raises:

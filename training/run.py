@@ -55,11 +55,12 @@ class Run:
     out: the run folder.
     recipe: complete, with sizes that fit the data.
     learner: on its device.
-    batches: of the images of the run.
-    steps: of the whole run. With a time limit, these and the epochs of the recipe may change, see `TimedEpochs`.
-    step: completed ones.
-    scaler: of the loss, with precision fp16.
-    scores: of the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
+    batches: batches of the images of the run.
+    steps: number of steps of the whole run. With a time limit, it and the epochs of the recipe may change, see
+        `TimedEpochs`.
+    step: number of completed steps.
+    scaler: scaler of the loss, with precision fp16.
+    scores: scores of the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
     tested: number of images that are scored, {"NAME": number}.
     """
 
@@ -114,7 +115,7 @@ class Origin:
     folders: the data.
     files: the images that it learns from.
     init: source of the encoder that it starts from, if any.
-    terms: of the images, if they are stated.
+    terms: terms of the images, if they are stated.
     plugins: {file name: sha256}.
     teacher: source of the encoder that gives the targets, if any.
     """

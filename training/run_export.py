@@ -34,7 +34,7 @@ from .evaluation import LabeledSet, scores_of
 from .recipes import Recipe
 from .run import CHECKPOINT
 
-TOLERANCE = 0.001  # of an accuracy in [0, 1]
+TOLERANCE = 0.001  # for an accuracy in [0, 1]
 FLIPS = 2  # images of a small set that rounding may assign to another class
 ONLINE, MOMENTUM = "online", "momentum"
 PLACES = {ONLINE: ("backbone.", "projection."), MOMENTUM: ("momentum.encoder.0.", "momentum.encoder.1.")}
@@ -47,7 +47,7 @@ class Exported:
     folder: the model folder.
     metrics: the scores on its card, accuracies in [0, 1].
     rechecked: for each score, the value measured again; None if it was not measured.
-    verdict: of the run, in words; empty if it has none.
+    verdict: verdict of the run, in words; empty if it has none.
     """
 
     folder: Path

@@ -42,7 +42,7 @@ from .situation import chosen_by_auto
 
 MOST_PACKED = 20_000_000_000  # bytes of a pack that cut_from=auto makes
 ENLARGED = 0.3  # share of enlarged views that calls for a warning; in the paper's experiments it is about 0.28
-TYPICAL_BYTES = 110_000  # of an image of ImageNet, where sizes are unknown
+TYPICAL_BYTES = 110_000  # bytes of an image of ImageNet, where sizes are unknown
 LEAST_OF_GROUP = 16  # images of each group in a batch: they are the only negatives of each other
 LEAST_IN_BF16 = 16  # pixels of a view; see `resolve_precision`
 
@@ -55,7 +55,7 @@ class Setup:
     folders: the data.
     sets: labeled sets that score the run.
     files: the images to learn from, without unreadable ones.
-    batches: of these images.
+    batches: batches of these images.
     start: the encoder to start from, if any.
     tables: what the learner knows of the images: vectors of a teacher, and metadata that guides neighbors.
     teacher: the frozen encoder that gives the targets, if any.

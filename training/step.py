@@ -57,7 +57,7 @@ class Stepper:
 
     Args:
         run: with a learner on its device, and sizes that fit the data. Its number of steps may change between steps.
-        recorder: of the graph; default one for the device of the run.
+        recorder: recorder of the graph; by default one for the device of the run.
     """
 
     def __init__(self, run: Run, schedule: Schedule, recorder: Recorder | None = None) -> None:

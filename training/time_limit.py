@@ -67,7 +67,7 @@ class TimedEpochs(Callback):
         self._stepped_at = 0.0
         self._pause = 0.0  # longest time between two steps, in seconds: an evaluation with a checkpoint
         self._printed = 0.0
-        self._began, self._size = 0.0, 0  # of the first step, and side of the views of the last one
+        self._began, self._size = 0.0, 0  # start of the first step, and side of the views of the last one
 
     def on_start(self, run: Run) -> None:
         self._chosen, self._printed = run.recipe, run.recipe.epochs

@@ -104,7 +104,7 @@ class References:
     Args:
         sets: labeled sets of the run. Without any, every method does nothing.
         reading: the page and the channels of each file.
-        channels: of an image; starters take three.
+        channels: number of channels of an image; starters take three.
         saved: `state` of a checkpoint. It is used if the images are the same.
     """
 
@@ -455,7 +455,7 @@ def symptoms(log: Sequence[Line], steps: int, *, warmup: float = 0.0, final: boo
 
     Args:
         log: lines of RUN/log.jsonl.
-        steps: of the whole run.
+        steps: number of steps of the whole run.
         warmup: share of the steps with a rising learning rate, during which nothing is judged.
         final: whether the run is finished. Its last lines are judged, however few they are.
     """

@@ -164,7 +164,7 @@ def _of_the_library(error: Exception) -> NNCLRHubError | None:
 
 def _of_the_system(error: OSError) -> NNCLRHubError:
     """Return the library error of an operating system error."""
-    if isinstance(error, shutil.Error):  # of copytree: a list of (source, destination, reason)
+    if isinstance(error, shutil.Error):  # copytree gives a list of (source, destination, reason)
         source, copy, reason = error.args[0][0]
         return NNCLRHubError(f"{source} cannot be copied to {copy} ({reason}); check the disk and its permissions.")
     reason = error.strerror or " ".join(str(error).split()) or type(error).__name__
@@ -350,7 +350,7 @@ def place_of(id: str, metadata: Mapping[str, Any]) -> tuple[str, str]:
     """Return the folder that an item was indexed from and its path there; or "" and its id."""
     if "path" not in metadata:
         return "", id
-    box = metadata.get("box")  # of a tile
+    box = metadata.get("box")  # a tile has one
     part = f"#{','.join(map(str, box))}" if isinstance(box, list) else ""
     return str(metadata.get("root", "")), f"{metadata['path']}{part}"
 

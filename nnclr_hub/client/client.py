@@ -172,7 +172,7 @@ class Client:
         """Start a job that runs a task of `workbench.tasks`; `jobs.wait` waits for it.
 
         Args:
-            progress: of the upload of a file: called with (done, total), in bytes.
+            progress: called with (done, total) bytes while a file is uploaded.
         """
         found = find_task(task)
         if not found.upload:

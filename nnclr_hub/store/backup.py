@@ -58,7 +58,7 @@ from nnclr_hub.store.sqlite import connect, quick_check
 log = logging.getLogger(__name__)
 FORMAT = "nnclr_hub backup, version 4"
 CHUNK_PAGES = 1024  # 16 MiB
-MOST_CHUNKS = 1000  # of a file, beyond those that are full
+MOST_CHUNKS = 1000  # in a file, beyond those that are full
 HASH = 16  # bytes of the SHA-256 of a page
 DAMAGED = ".json.damaged"  # what the description of a backup is renamed to that cannot be read
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
@@ -173,7 +173,7 @@ class _Copy:
         self._place, self._store, self._progress, self._done = place, store, progress, 0
         self._total = sum(path.stat().st_size for path in store.files().values() if path.exists())
         self._existing, self._previous = place.chunks(), previous.files if previous else {}
-        self._intact: dict[Chunk, bool] = {}  # of the existing chunks, those that were checked
+        self._intact: dict[Chunk, bool] = {}  # whether existing chunks are intact, once they were checked
         self.written = 0
         self.files: dict[str, list[Chunk]] = {}
         self.collections: dict[str, int] = {}
@@ -378,7 +378,7 @@ def restore(
                 root.execute("UPDATE collections SET uuid = ? WHERE name = ?", [path.stem, name])
                 write(f"collections/{key}.sqlite", path)
                 with closing(connect(path, schema.SCHEMA)) as connection:
-                    connection.execute("DELETE FROM snapshot")  # of the index, which a backup does not have
+                    connection.execute("DELETE FROM snapshot")  # describes an index, which a backup does not have
             root.execute("COMMIT")
         fsync_folder(partial / "collections")
         write_id(partial, backup.store)

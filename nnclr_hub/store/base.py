@@ -123,7 +123,7 @@ class Collection(Protocol):
         """Return a page of items in the order of their ids, without thumbnails.
 
         Args:
-            cursor: of the previous page; None: the first page.
+            cursor: cursor of the previous page; None: the first page.
             limit: 1 to 10,000.
             where: only items that pass.
             with_vector: False: items carry an empty vector (0,), which is much faster.

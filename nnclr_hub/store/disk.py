@@ -196,7 +196,7 @@ def take_lock(folder: Path) -> int:
     """Lock a folder for writing, until `give_back` or the end of the process; make it if it does not exist."""
     try:
         make_folder(folder)
-        handle = os.open(folder, os.O_RDONLY)  # of the folder itself: a file in it could be removed
+        handle = os.open(folder, os.O_RDONLY)  # a lock of the folder itself, because a file in it could be removed
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise StoreError(TOO_MANY_FILES) from error

@@ -38,7 +38,7 @@ from nnclr_hub.store.spec import CollectionSpec
 
 MANIFEST, FORMAT, VERSION = "collection.json", "nnclr_hub collection", 4
 FILE_ITEMS = 50_000
-FILE_BYTES = 128 << 20  # of vectors
+FILE_BYTES = 128 << 20  # most bytes of vectors in a file
 BATCH = 1000
 # vectors must be comparable; indexed keys and the kind of index may differ
 MUST_AGREE = ("dim", "metric", "precision")
@@ -52,7 +52,7 @@ class Manifest:
     spec: CollectionSpec
     items: int
     thumbnails: bool
-    files: tuple[dict[str, Any], ...]  # of each the name as `file`, `items`, `size` in bytes and `sha256`
+    files: tuple[dict[str, Any], ...]  # for each the name as `file`, `items`, `size` in bytes and `sha256`
 
     @property
     def size(self) -> int:
@@ -173,7 +173,7 @@ def import_collection(
     server makes thumbnails itself, from images alone, so those of the export are left out there.
 
     Args:
-        name: of the collection, or an alias.
+        name: name or alias of the collection.
         into: add to a collection that has other items; items with the same id are replaced.
         checking: called with (done, total) in bytes, while the files are checked.
         progress: called with (done, total) in items, while they are stored.

@@ -39,7 +39,7 @@ class Facet:
     # false, true, numbers, strings. An item with a list counts once for each of its distinct elements
     values: list[tuple[Any, int]]
     distinct: int  # scalars
-    histogram: Histogram | None = None  # of all numbers
+    histogram: Histogram | None = None  # over all numbers
 
 
 def check_facets(keys: Sequence[str], limit: int, bins: int) -> list[str]:

@@ -47,7 +47,7 @@ class IndexKind:
     next: ClassVar[str | None] = None  # what "auto" tries when this does not fit into memory; None: the last resort
     lossless: ClassVar[bool] = True  # whether it holds the vectors; otherwise exact scores need the catalog
     min_rows: ClassVar[int] = 0  # with fewer rows a flat index is used instead
-    efforts: ClassVar[tuple[int, ...]] = ()  # of efSearch or nprobe, ascending, for calibration; (): exact
+    efforts: ClassVar[tuple[int, ...]] = ()  # values of efSearch or nprobe, ascending, for calibration; (): exact
     parameters: ClassVar[str] = "SearchParameters"  # faiss's class
 
     def bytes_per_vector(self, spec: VectorFormat) -> int:

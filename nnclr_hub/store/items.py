@@ -43,7 +43,7 @@ class Match:
     metadata: Mapping[str, Any]
     vector: np.ndarray | None = None
     # share of random pairs of items that score lower, 0 to 1, if the search has `with_percentile`; None for collections
-    # of fewer than 10 items, or if the pairs could not be sampled
+    # with fewer than 10 items, or if the pairs could not be sampled
     percentile: float | None = None
 
     def __repr__(self) -> str:

@@ -26,8 +26,8 @@ from nnclr_hub.store.items import Match
 log = logging.getLogger(__name__)
 LEAST = 10  # different images; the pairs of fewer say nothing
 ITEMS, PAIRS = 1000, 5000
-NUMBERS = 1 << 22  # of the vectors in memory, 16 MiB: fewer items if they are long
-RENEWED = 0.1  # of the items may change until the pairs are sampled again
+NUMBERS = 1 << 22  # in all vectors in memory, 16 MiB: fewer items if they are long
+RENEWED = 0.1  # share of the items that may change until the pairs are sampled again
 ROUNDING = 1e-6  # by which scores of equal pairs may differ, relative to numbers above 1
 SEED = 0
 ALIKE = 0.9  # centered similarity from which two rows show one image, until it is calibrated

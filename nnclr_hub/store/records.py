@@ -52,7 +52,7 @@ class Records:
     """The records of a store. Each change is durable when it returns, and atomic. Safe to call from many threads.
 
     Args:
-        path: of the file, which is opened, and created, on first use.
+        path: path of the file, which is opened, and created, on first use.
         read_only: for a store that another process writes; without a file there are no records.
         locked: lock the file's folder on first use; False if the store has locked it already.
     """

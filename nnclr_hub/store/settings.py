@@ -11,7 +11,7 @@ from pathlib import Path
 def default_index_memory() -> int:
     """Return half of the memory of the machine, or of the container if that has less, in bytes."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # of cgroup 2 and 1
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # cgroup versions 2 and 1
         with suppress(OSError, ValueError):  # the file does not exist, or contains "max"
             limits.append(int(Path("/sys/fs/cgroup", name).read_text()))
     return min(limits) // 2

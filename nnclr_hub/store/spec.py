@@ -46,13 +46,13 @@ class CollectionSpec:
 
     dim: int  # D, length of its vectors
     metric: Metric = "cosine"  # vectors are stored normalized for the cosine
-    fingerprint: str = ""  # of the encoder whose vectors it holds; "" for vectors of unknown origin
+    fingerprint: str = ""  # identifies the encoder whose vectors it holds; "" for vectors of unknown origin
     model: str = ""  # source of that encoder
     indexed: tuple[str, ...] = ("label",)  # metadata keys with an index for filters
     # kind of index, see `store.index_kinds`; "auto" changes it with size and memory as the collection grows. "diskann"
     # needs a Milvus server of version 2.5 or later
     index: IndexName = AUTO
-    precision: Precision = "f32"  # of the stored vectors; "f16" takes half the space
+    precision: Precision = "f32"  # in which vectors are stored; "f16" takes half the space
     # What searches compare. "raw": the stored vectors. "center", "half_whiten" or "whiten", for the metric cosine: them
     # after a transform that is fitted on the collection, see `store.vector_transform`. "auto": "half_whiten" for
     # vectors of an encoder where the store can do so, else "raw"; the store decides when it creates the collection

@@ -217,7 +217,7 @@ class Database:
             connection.execute(...)             # durable when the block ends
 
     Args:
-        path: of the file, which is created unless it is read-only.
+        path: path of the file, which is created unless it is read-only.
         format: its version.
         tables: SQL that creates them.
         hint: what to do if the file is damaged.
@@ -309,7 +309,7 @@ class Database:
 def replacement(path: Path, format: int, tables: str, hint: str, lost: Path) -> Iterator[Database]:
     """Provide a new file that takes the place of a damaged one after the block; that is kept in the folder `lost`."""
     new = path.with_name(f"{path.name}.new")
-    for file in (new, new.with_name(f"{new.name}.commit")):  # of an interrupted attempt
+    for file in (new, new.with_name(f"{new.name}.commit")):  # left by an interrupted attempt
         remove_files(file)
     with closing(Database(new, format, tables, hint, read_only=False)) as database:
         yield database

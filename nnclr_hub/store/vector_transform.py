@@ -21,11 +21,11 @@ from nnclr_hub.errors import InvalidRequest
 
 Kind = Literal["raw", "center", "half_whiten", "whiten"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-POWERS = {"half_whiten": 0.25, "whiten": 0.5}  # of the variances by which directions are divided
+POWERS = {"half_whiten": 0.25, "whiten": 0.5}  # powers of the variances by which directions are divided
 # Share of the mean variance that is added to each variance. Directions of (nearly) no variance are noise, and fewer
 # vectors than dimensions leave some without any: they must not be blown up. Scores hardly change between .01 and 1.
 RIDGE = 0.1
-LEAST_VARIANCE = 1e-12  # of unit vectors in float32, below which differences are rounding
+LEAST_VARIANCE = 1e-12  # below which differences of unit vectors in float32 are rounding
 
 
 @dataclass(frozen=True)

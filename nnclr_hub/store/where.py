@@ -39,7 +39,7 @@ from nnclr_hub.store.checks import check_ids
 
 MAX_CONDITIONS = 64
 MAX_IN = 500
-MAX_IDS = 100_000  # of one filter: what a person chose on a map, or the items of a finding
+MAX_IDS = 100_000  # in one filter: what a person chose on a map, or the items of a finding
 MAX_DEPTH = 8
 _LONG = 1000  # characters
 EARTH = 6_371_008.8  # meters, the mean radius

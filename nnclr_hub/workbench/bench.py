@@ -40,7 +40,7 @@ class Inspected:
     """An inspection of a folder or a collection.
 
     findings: the content of findings.json.
-    paths: of the items, by id.
+    paths: paths of the items, by id.
     page: the report: a file, or an address of the web app.
     files: findings.json and the tables.
     """

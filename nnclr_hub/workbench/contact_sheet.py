@@ -53,7 +53,7 @@ def write_contact_sheet(
 
     Args:
         thumbnail: returns the JPEG of an item by its id, or None.
-        reading: of the images of the queries.
+        reading: page and channels of the images of the queries.
 
     Raises:
         InvalidRequest: if the suffix is unknown or the file cannot be written.
@@ -82,7 +82,7 @@ def _html(rows: Sequence[SheetRow], thumbnail: Callable[[str], bytes | None], re
                 jpeg = thumbnail(match.id)
             except ItemNotFound:  # deleted since the search
                 jpeg = None
-            box = match.metadata.get("box")  # of a tile
+            box = match.metadata.get("box")  # a tile has one
             part = f"#{','.join(map(str, box))}" if isinstance(box, list) else ""
             name, label = f"{match.metadata.get('path', match.id)}{part}", match.metadata.get("label", "")
             percentile = percent_text(match.percentile)

@@ -33,11 +33,11 @@ PAGE = 256
 FIRST_K = 32
 MATCHES_AT_ONCE = 65_536
 MOST_PAIRS = 5_000_000  # about 1 GB
-MAX_IDS = 1000  # of a group in a result
+MAX_IDS = 1000  # most ids of a group in a result
 LEAST, SAMPLE = 50, 20_000  # items from which a threshold is calibrated
 
 Groups = list[tuple[str, ...]]
-Threshold = float | Literal["auto"] | None  # of a pair's score; auto: calibrated; None: equal pixels
+Threshold = float | Literal["auto"] | None  # lowest score of a pair; auto: calibrated; None: equal pixels
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from nnclr_hub.workbench.staging import images_of
 from nnclr_hub.workbench.tasks import TaskContext, task
 
 IMAGES = 32  # per batch
-IMAGE_BYTES = 64_000_000  # of a batch
+IMAGE_BYTES = 64_000_000  # in a batch
 ROWS = 1000  # per batch
-VECTOR_BYTES = 16_000_000  # of a batch
+VECTOR_BYTES = 16_000_000  # in a batch
 MAX_NAMED = 100  # errors in a result
 MAX_SHOWN = 200  # characters of an invalid path in a result
 MOST_IMAGE = 20_000_000  # bytes

@@ -158,7 +158,7 @@ class Listing:
     """The images of a folder, of archives or at an address, as a collection identifies them.
 
     sources: its folders and archives.
-    origins: of each source, its name in the collection (`root`).
+    origins: name of each source in the collection (`root`).
     images: by item id; with tiles instead of files if it is cut into tiles.
     untiled: (origin, path) of files whose tiles could not be listed.
     folder: the local folder that was listed; None: something else.
@@ -257,7 +257,7 @@ def list_images_of(
         prune: accept a folder without images, since its last image may have been removed. A folder that is completely
             empty is refused all the same: its disk may not be mounted, and then nothing must be deleted.
         tiling: list tiles of the images. A file that is damaged stays as it is, and is reported when it is read.
-        reading: of the tiles.
+        reading: page and channels of the tiles.
         origin: returns the name of a source in the collection.
         labels: a table of labels, also for items that the collection holds. None: see `find_table`, or else the
             folders and samples, for new and changed images.

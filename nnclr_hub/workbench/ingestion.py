@@ -35,7 +35,7 @@ def read_image(new: NewImage, reading: ImageReading, *, with_image: bool = True)
     """Return the upright image with the item that is stored of it, which lacks a vector; or why it cannot be read.
 
     Args:
-        reading: of the encoder that embeds it.
+        reading: page and channels that its encoder reads.
         with_image: False: return None instead of the image.
     """
     try:
@@ -139,7 +139,7 @@ def refreshed(kept: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
         kept: metadata of the item.
-        new: of the image, with the hash of its pixels.
+        new: metadata of the image, with the hash of its pixels.
     """
     if kept.get(PIXEL_HASH) != new[PIXEL_HASH]:
         return dict(new)

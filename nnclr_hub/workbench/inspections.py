@@ -25,7 +25,7 @@ from nnclr_hub.store.records import Record, Records
 INSPECTION = "inspection"  # kind of the records, and metadata key of the findings
 REVIEWED = "reviewed"  # set by people under that key: the label that they have confirmed
 LABEL_NEXT, MAX_LABEL_NEXT = 50, 1000  # items to label next
-KEPT = 3  # of each collection
+KEPT = 3  # for each collection
 LISTED = 1000  # outliers and suspect labels that are kept though they are not flagged; all scores are kept as numbers
 ARRAYS = ("coordinates", "clusters", "outlier_scores", "labels", "predicted")
 NEIGHBORS = 5  # whose median is the place of a new item, as on the map of `inspect.project`
@@ -42,7 +42,7 @@ class KeptInspection:
     made: seconds since 1970.
     seq: number of the collection's last change that it saw.
     log: the log of changes that `seq` belongs to.
-    ids: of the N items; paths in a folder.
+    ids: ids of the N items; paths in a folder.
     coordinates: (N, 2) float32, a map.
     clusters: (N,) int32.
     outlier_scores: (N,) float32, high is odd.
@@ -162,10 +162,10 @@ def _number(name: str) -> int:
 class Placements:
     """Where M new items belong.
 
-    ids: of the items.
+    ids: ids of the items.
     coordinates: (M, 2) float32, on the map of the inspection.
     clusters: (M,) int32, that of most neighbors.
-    cursor: of the next items; None if these are all.
+    cursor: where the next items begin; None if these are all.
     """
 
     ids: tuple[str, ...]
@@ -181,7 +181,7 @@ def place_new(collection: Collection, kept: KeptInspection, cursor: str | None =
     nearest cluster.
 
     Args:
-        cursor: of the previous call, an id; None: from the first.
+        cursor: the last id of the previous call; None: from the first.
         limit: number of items to place at most.
     """
     known = dict(zip(kept.ids, zip(kept.coordinates, kept.clusters.tolist(), strict=True), strict=True))

@@ -32,7 +32,7 @@ from nnclr_hub.workbench.payload import decode_vector
 from nnclr_hub.workbench.requests import ImportFormat
 
 MOST_LINE = 4 << 20  # bytes: the longest vector as text, and 64 KiB of metadata
-ROWS = 1000  # of a batch
+ROWS = 1000  # in a batch
 FIELDS = ("id", "vector", "metadata")
 CPU_S = 30.0  # CPU seconds to decode a batch
 # bytes that decoding may take: a part of a table is decoded as a whole, and decodes to 16 times its size at most
@@ -160,7 +160,7 @@ def read_batch(path: str, format: str, start: int) -> tuple[list[Item | str], in
     except (InvalidRequest, MemoryError, ImportError):
         raise
     except Exception as error:
-        if getattr(error, "errno", None):  # of the machine
+        if getattr(error, "errno", None):  # an error of the machine
             raise
         raise _damaged(format, str(error) or type(error).__name__) from error
     size = sum(len(item) if isinstance(item, str) else item.vector.nbytes + _size(item.metadata) for item in items)

@@ -11,7 +11,7 @@ from nnclr_hub.workbench.bench import Bench, LocalBench
 from nnclr_hub.workbench.requests import Request, option
 from nnclr_hub.workbench.tasks import TaskContext, task
 
-MAX_IDS = 1000  # of each kind of damage, in a result
+MAX_IDS = 1000  # most ids in a result, for each kind of damage
 
 
 @dataclass(frozen=True)

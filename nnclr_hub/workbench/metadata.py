@@ -47,7 +47,7 @@ def patch_of(
     """Return the merge patch that writes values where filters read them: camera.model may be a key, or in `camera`.
 
     Args:
-        id, metadata: of the item.
+        id, metadata: id and metadata of the item.
         values: by key or path.
         literal: keys with a dot that an item without a value gets as they are.
     """

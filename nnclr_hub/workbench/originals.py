@@ -49,7 +49,7 @@ class Originals:
     Args:
         store: whose items the files belong to.
         folder: created when the first file is stored.
-        most_bytes: of all files; 0 keeps no new ones.
+        most_bytes: most bytes of all files; 0 keeps no new ones.
     """
 
     def __init__(self, store: VectorStore, folder: Path, most_bytes: int = 0) -> None:

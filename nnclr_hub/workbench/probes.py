@@ -581,7 +581,7 @@ def label_rows(probe: LinearProbe, vectors: np.ndarray, k: int, *, fingerprint: 
 
     Args:
         k: number of classes to report with their probability.
-        fingerprint: of the encoder that made the vectors; "" skips the check.
+        fingerprint: fingerprint of the encoder that made the vectors; "" skips the check.
     """
     prediction = probe.predict(unit_rows(np.asarray(vectors, np.float32)), fingerprint=fingerprint)
     best = np.argsort(-prediction.probabilities, axis=1, kind="stable")[:, :k]

@@ -108,7 +108,7 @@ def reembed(
     modification time). Metadata and thumbnails are copied. Aliases mean the new collection afterwards.
 
     Args:
-        name: of a collection, or an alias.
+        name: name or alias of a collection.
         skip_missing: leave out items whose file is missing or changed, instead of failing at the end.
         folders: the only folders whose files may be read, since metadata could name any file; None: any folder.
         progress: called with (done, total), counted in items of the old collection.

@@ -257,8 +257,8 @@ class NewCollection:
 class ImportFormat:
     """A format of files that can be imported into a collection.
 
-    media_type: of a request with such a file.
-    suffixes: of file names.
+    media_type: media type of a request with such a file.
+    suffixes: suffixes of file names.
     images: whether the file holds images, which must be embedded, or vectors.
     """
 

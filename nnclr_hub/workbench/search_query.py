@@ -60,7 +60,7 @@ _SHORT_FORM = ("id", "image", "vector", "box")
 class Example:
     """An image to be near to, or away from: exactly one of id, vector and image.
 
-    id: of an item of the collection.
+    id: id of an item of the collection.
     vector: (D,) float32; lists of numbers are converted.
     image: a path, the bytes of a file, a PIL image, or (H, W, 3) uint8.
     box: x0, y0, x1, y1 in pixels of the upright image; only with an image.

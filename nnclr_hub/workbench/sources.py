@@ -86,7 +86,7 @@ def read_source(
 
     Args:
         folders, originals: as in `read_original`.
-        reading: of the collection's encoder.
+        reading: page and channels that the collection's encoder reads.
     """
     found = _read(metadata, reading, folders, originals)
     return found if isinstance(found, str) else found[1]
@@ -108,7 +108,7 @@ def _read(
     if not Path(root).is_absolute():  # FOLDER-ID@HOST of `nnclr index --server`, or whatever its --source says
         return f"it comes from {root}, and its file is not on this machine"
     recorded, offset = metadata.get(PIXEL_HASH), metadata.get(OFFSET)
-    path = Path(root, relative) if offset is None else Path(root)  # of the archive
+    path = Path(root, relative) if offset is None else Path(root)  # the path of the archive
     try:
         if folders is not None and not any(path.resolve().is_relative_to(folder.resolve()) for folder in folders):
             return "the server may not read its folder, which is not in NNCLR_SOURCE_FOLDERS"

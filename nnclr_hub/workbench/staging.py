@@ -37,8 +37,8 @@ from nnclr_hub.workbench.requests import ImportFormat
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete
-MOST_BYTES = 20_000_000_000  # of all waiting files
-FILE = "0"  # of an upload that is not complete
+MOST_BYTES = 20_000_000_000  # most bytes of all waiting files
+FILE = "0"  # name of an upload that is not complete
 WHOLE = "whole"
 NAME = "names.json"
 _TICKET = re.compile(r"[0-9a-f]{32}")
@@ -167,7 +167,7 @@ def images_of(path: Path, name: str, format: ImportFormat) -> Archive:
     """List the images of a zip or tar; the label of each is its `folder`. Of equal paths, the last one counts.
 
     Args:
-        name: of the archive, for messages.
+        name: name of the archive, for messages.
     """
     place, found = list_archive(Place(name, str(path), f".{format.name}", path.stat().st_mtime), limited=True)
     images = {one.path: one for one in found}

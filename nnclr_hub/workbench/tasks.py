@@ -30,7 +30,7 @@ from nnclr_hub.workbench.requests import Request
 # modules of this package that register tasks
 MODULES = ("maintenance", "file_import", "duplicates", "inspection.findings", "inspection.comparison", "probes")
 MODULES += ("reembedding", "folder_index")
-UNITS = 1000  # of work in several parts, see `portion`
+UNITS = 1000  # in which the progress of several parts is counted, see `portion`
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -50,7 +50,7 @@ class Workbench:
 
     Args:
         store: holds the collections. If it is read-only, every method that writes raises OpenedForReading.
-        originals_bytes: of the original files of added images that are kept next to the store; 0 keeps no new ones.
+        originals_bytes: most bytes of original files that are kept next to the store; 0 keeps no new ones.
         source_folders: the only folders whose files a task may read; None: any folder.
         backup_to: destination of backups whose request names none.
     """
@@ -414,7 +414,7 @@ class Workbench:
         """Return a probe's labeling of vectors (N, D), or of items of a collection; or an error for each.
 
         Args:
-            fingerprint: of the encoder that made the vectors; "" skips the check.
+            fingerprint: fingerprint of the encoder that made the vectors; "" skips the check.
             k: number of classes to report with their probability.
 
         Raises:

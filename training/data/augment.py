@@ -40,7 +40,7 @@ LEAST = 2.0  # minimum side of a crop in pixels of a stored copy
 # columns of the random numbers of a view; the first ones are those of the crop
 FLIP, JITTER, GRAY, SIGMA, BLUR, SOLARIZE, OWN = range(CROP_NUMBERS, CROP_NUMBERS + 7)
 ORDER, AMOUNTS = slice(OWN + 1, OWN + 5), slice(OWN + 5, OWN + 9)
-SATURATION_AND_HUE = slice(OWN + 7, OWN + 9)  # of the amounts
+SATURATION_AND_HUE = slice(OWN + 7, OWN + 9)  # columns of the amounts
 NUMBERS = OWN + 9
 
 

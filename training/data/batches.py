@@ -22,12 +22,12 @@ from torch import Generator, Tensor
 from .augment import NUMBERS, Pixels, sample_numbers
 from .views import View
 
-Views = Callable[[int], Sequence[View]]  # of a step
-ROUNDS = 8  # of a permutation
-WINDOW_BYTES = 1 << 30  # of the archives that are read at random at one time
+Views = Callable[[int], Sequence[View]]  # from the number of a step
+ROUNDS = 8  # in a permutation
+WINDOW_BYTES = 1 << 30  # bytes of the archives that are read at random at one time
 REPLACEMENTS = 20  # images tried in place of one that cannot be read
 SAMPLED = 1000  # images of the statistics
-LEAST_STD = 0.01  # of an empty channel
+LEAST_STD = 0.01  # for an empty channel
 WHOLE = View(size=64, scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0)
 
 
@@ -210,12 +210,12 @@ class Batches:
     pixels, labels, batch_size, seed: as given.
     folders: (F,) int64, number of images of each data folder; their rows follow one another.
     part: the slice of a batch that this rank has.
-    steps: of the run, which its views may depend on.
+    steps: number of steps of the run, which its views may depend on.
 
     Args:
         pixels: of N images.
         labels: (N,) int64, -1 where unknown.
-        order: of the images.
+        order: order of the images.
         views: returns the views of a step.
         rank, world: this rank gets part number `rank` of `world` equal parts of each batch.
     """

@@ -64,7 +64,7 @@ def enlarged_share(sizes: np.ndarray, stored: np.ndarray, side: int, scale: tupl
     Args:
         sizes: (N, 2) height and width of the originals, by which crops are sampled.
         stored: (N, 2) height and width of the copies from which crops are cut.
-        side: of the view in pixels.
+        side: pixels of a side of the view.
         scale: least and largest share of the image's area.
     """
     sizes, stored = (np.repeat(np.asarray(one, np.float64), -(-2000 // len(sizes)), axis=0) for one in (sizes, stored))

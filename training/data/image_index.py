@@ -79,7 +79,7 @@ class ImageIndex(Sequence[Path | Source]):
     """The images in a folder of columns; `write_index` makes it.
 
     Args:
-        folder: of the columns.
+        folder: where the columns are.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -259,7 +259,7 @@ def _folder_of(key: str) -> Path:
 
 def _write_columns(half: Path, listings: Iterable[Listed]) -> dict[str, Any]:
     sources, blocks, folders = list[Place](), list[int](), list[int]()
-    numbers: dict[str, int] = {}  # of labels, in the order of the listings
+    numbers: dict[str, int] = {}  # number of each label, in the order of the listings
     images = names_end = total = 0
     with ExitStack() as stack:
         columns = {name: stack.enter_context((half / name).open("wb")) for name in COLUMNS}

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 16  # images of a message to a decoding process
 REQUESTS = 32  # at a time to addresses
-AHEAD_BYTES = 256 << 20  # of the batches of the steps in work, if there are more than two
+AHEAD_BYTES = 256 << 20  # bytes of the batches of the steps in work, if there are more than two
 MOST_AHEAD = 8
 SEGMENT = 8 << 20  # bytes of an archive at an address that are read by one request
 

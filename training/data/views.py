@@ -34,7 +34,7 @@ class View:
     ratio: its width / height.
     brightness, contrast, saturation: the factor is sampled from [1 - x, 1 + x], but not below 0.
     hue: the shift is sampled from [-x, x].
-    sigma: of the blur in pixels; the length of its kernel depends on the size, see `blur_taps`.
+    sigma: standard deviation of the blur in pixels; the length of its kernel depends on the size, see `blur_taps`.
     operation: a further one, called last with the pixels, (B, 3, size, size) float32 in [0, 1], and the generator;
         it returns pixels of the same shape.
     mean, std: for normalizing the finished view, of values in [0, 1].

@@ -146,7 +146,7 @@ def evaluate(
         sources: of encoders, or a floor such as "hog+color".
         data: folders, archives or names; empty, for transfer only, means its twelve sets.
         out: folder of the results.
-        settings: of the protocols, {"k": 5} or ["k=5"].
+        settings: settings of the protocols, {"k": 5} or ["k=5"].
         queries: for retrieval: a part of each data folder, or a folder or table.
         gallery: for retrieval: what is searched, like queries.
         device: None: the GPU if there is one.
@@ -200,7 +200,7 @@ class _EvalRun:
     command: str
     labels: LabelTable | Path | None
     backend: str
-    names: dict[str, Path] = field(default_factory=dict)  # of data sets, which are unique
+    names: dict[str, Path] = field(default_factory=dict)  # unique names of data sets
 
     def __post_init__(self) -> None:
         if "" in (*self.sources, *self.data):

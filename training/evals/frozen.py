@@ -25,8 +25,8 @@ from .features import Features, Score, accuracy, metric_values, require_single_l
 
 K = 20
 TEMPERATURE = 0.07
-PENALTIES = tuple(np.logspace(-6, 5, 45))  # of the sum over rows, as BYOL states them
-QUICK_L2 = 1e-4  # of the mean, on unit rows
+PENALTIES = tuple(np.logspace(-6, 5, 45))  # on the sum over rows, as BYOL states them
+QUICK_L2 = 1e-4  # on the mean, for unit rows
 MOST = 100_000  # rows; larger sets are scored by `linear` after the run
 
 
@@ -39,9 +39,9 @@ def knn(
     the defaults of the rest.
 
     Args:
-        features: of the set.
+        features: features of the set.
         k: number of neighbors.
-        temperature: of the votes.
+        temperature: temperature of the votes.
         vectors: "center", "half_whiten" or "whiten" fits `VectorTransform` on the training images, without labels.
     """
     require_single_label(features, "knn")
@@ -58,7 +58,7 @@ def linear(features: Features, *, seed: int = 0) -> Iterator[tuple[str, float]]:
     """Yield ("linear/NAME", the set's metric), ("linear/NAME/top5", ...) and the penalty per row.
 
     Args:
-        features: of the set; without validation images, a fifth of each class is held out to select the penalty.
+        features: those of the set; without validation images, a fifth of each class is held out to select the penalty.
     """
     train, test, val = features.train, features.test, features.val
     probe = fit_linear_probe(

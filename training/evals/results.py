@@ -40,12 +40,12 @@ class EvaluationRecord:
     metric: top1, mean_per_class, map11, or map for retrieval.
     images: number of images in each part.
     classes: number of classes.
-    settings: of the protocol, such as seed, epochs, k and temperature.
+    settings: settings of the protocol, such as seed, epochs, k and temperature.
     values: name -> score; the first is shown in tables.
     intervals: name -> 95% interval, for scores that are a mean over test images.
     left_out: notes about what does not count: classes that train lacks, unreadable files.
     seconds: run time, without computing the features.
-    digest: of the files, their labels and the metric.
+    digest: hash of the files, their labels and the metric.
     made: model folders that the protocol wrote.
     """
 

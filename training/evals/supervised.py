@@ -149,7 +149,7 @@ def semi_supervised(
     """Yield, for each share, ("semi_supervised/NAME/1%", the set's metric), top-5, and the scores of the trials.
 
     Args:
-        shares: of the training images.
+        shares: shares of the training images.
         subset: a file list for each share, one file name per line; empty: the same share of each class.
         rates: learning rates to select from, for a batch of 256.
         epochs: numbers of epochs to select from.
@@ -276,9 +276,9 @@ class TrainedClassifier:
 
     model: backbone and head. The backbone is a copy, so the encoder itself does not change.
     architecture, model_args: build the backbone.
-    preprocessing: of its input images.
+    preprocessing: preprocessing of its input images.
     subject: the trainer that makes it.
-    hash: of the plan and the images.
+    hash: hash of the plan and the images.
     """
 
     model: Classifier

@@ -69,7 +69,7 @@ class Part:
 class Task:
     """A data set to classify.
 
-    name: of the folder.
+    name: name of the folder.
     classes: C names, those of train.
     train, test: the parts to fit on and to score.
     val: the part that selects hyperparameters; None: a share of train does.

@@ -58,7 +58,7 @@ class Start:
 
     source: as given.
     settings: those that keep its input and its heads.
-    cost: of a training step of an image, relative to that of `small_cpu` at 48 pixels.
+    cost: cost of a training step for an image, relative to that of `small_cpu` at 48 pixels.
     seen: number of images that it has seen, 0 if unknown.
     """
 
@@ -76,9 +76,9 @@ class Situation:
     side: their typical short side, in pixels.
     on_gpu: whether the run has a GPU.
     minutes: time limit, or None.
-    cores: of the CPU.
+    cores: number of CPU cores.
     contrast: {side: share of the contrast that images keep at that side}, see `kept_contrast`; empty if unknown.
-    cues: of labels that the user gave, if any.
+    cues: what labels that the user gave say about colors and shapes, if there are any.
     bf16: whether the CPU trains in bf16.
     start: the encoder that the run starts from, if any.
     """

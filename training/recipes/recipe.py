@@ -240,7 +240,7 @@ class Recipe:
     keep_every: int = setting(0, "epochs between checkpoints that RUN/kept/epoch-N keeps, with the encoder; 0: none")
     collective_minutes: float = setting(10.0, "several processes: minutes after which one that hangs ends the run")
     callbacks: tuple[str, ...] = setting((), "called at log lines and checkpoints: " + ", ".join(CALLBACKS))
-    name: str = dataclasses.field(default="custom", repr=False)  # of the preset
+    name: str = dataclasses.field(default="custom", repr=False)  # name of the preset
     fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names given with --set
 
     def __post_init__(self) -> None:

@@ -48,7 +48,7 @@ class EmbeddedCollection(Collection):
         name: in the root catalog.
         path: its SQLite file; the index snapshot is in the folder with the same stem.
         lost: folder for stray files.
-        settings: of the store.
+        settings: settings of the store.
         read_only: start no writer thread; the next call sees what another process has committed.
     """
 

@@ -34,23 +34,23 @@ from nnclr_hub.store.settings import StoreSettings
 
 log = logging.getLogger(__name__)
 NICE = 10
-M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
 POLL_SECONDS = 0.02
 # of the pages, and pages, that must be free before they are given back
 FREE_SHARE = 0.1
 FREE_PAGES = 16
 STEP_PAGES = 64  # that are given back at once: 1 MiB, in a few milliseconds
 PROMISED_RECALL = 0.95  # an index that finds less is reported
-SNAPSHOT_SHARE = 0.25  # of the rows: a larger collection is saved after more changes
+SNAPSHOT_SHARE = 0.25  # share of the rows that change first: a larger collection is saved after more changes
 
 
 class Maintenance:
     """Maintains one index, on a thread that runs what is due whenever `wake` is set.
 
     Args:
-        states: of the index.
-        settings: of the store.
-        path: of the collection's file; its snapshot is in the folder with the same stem.
+        states: states of the index.
+        settings: settings of the store.
+        path: path of the collection's file; its snapshot is in the folder with the same stem.
         reader: provides a connection in a read transaction.
         load: returns a state that is built from the catalog, which a connection sees.
         saved: the main part that is on disk, if any.

@@ -42,7 +42,7 @@ T = TypeVar("T")
 # page cache of the first connection, by precision; each further one gets a smaller share. It holds the items of a
 # million rows, whose matches are spread over the whole file; f16 is chosen to save memory, and reads pages again
 CACHE_BYTES = {"f32": 128 << 20, "f16": 3 << 20}
-CACHE_SHARE = 16  # of the memory of the index, at most
+CACHE_SHARE = 16  # this part of the memory of the index, at most
 MAX_IDLE = 8
 MAX_FOLLOWED = 50_000  # changes; of more, not all vectors are read at once
 
@@ -160,7 +160,7 @@ class Resources:
         A file that was salvaged from a damaged one may restart its numbers; then, too, everything is read again.
         """
         before = self.states.latest.seq
-        if 0 <= last - before <= MAX_FOLLOWED:  # of more, the snapshot of the process that writes is newer
+        if 0 <= last - before <= MAX_FOLLOWED:  # after more, the snapshot of the process that writes is newer
             changes = connection.execute("SELECT op, rid FROM oplog WHERE seq > ? ORDER BY seq", [before]).fetchall()
             if len(changes) == last - before:
                 deleted = np.unique(np.array([rid for op, rid in changes if op == "-"], np.int64))

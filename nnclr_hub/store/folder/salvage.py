@@ -34,7 +34,7 @@ _WITHOUT_THUMBNAIL = _ROWS.format("NULL") + "WHERE rid "
 def salvage(path: Path, lost: Path, progress: Progress = lambda done, total: None) -> SalvageReport:
     """Replace a damaged file by a new one with every intact item, and move the damaged file to the folder `lost`."""
     new = path.with_name(f"{path.stem}.salvage")
-    remove_files(new)  # of an interrupted attempt
+    remove_files(new)  # left by an interrupted attempt
     try:
         with closing(connect(path, read_only=True)) as old:
             spec = read_spec(old)

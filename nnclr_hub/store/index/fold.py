@@ -26,8 +26,8 @@ from nnclr_hub.store.vector_transform import VectorTransform, unit_length
 log = logging.getLogger(__name__)
 ADDED = 2000  # rows that are added between two checks whether to stop
 COPIED = 128  # rows of the main part that a fold may copy for each new one
-RECENT_SHARE = 0.125  # of the memory of the index
-SAMPLE_SHARE = 0.125  # of the memory of the index, for the vectors that k-means learns from
+RECENT_SHARE = 0.125  # share of the memory of the index
+SAMPLE_SHARE = 0.125  # likewise, for the vectors that k-means learns from
 DELETED_SHARE = 0.25  # a main part with a larger share of deleted rows is rebuilt
 MEASURED_GROWTH = 1.25  # the effort is calibrated again, and the recall measured, when an index has grown so much
 FIT_GROWTH = 2  # a transform is fitted again when the collection has so many times the rows
@@ -39,7 +39,7 @@ WANTED_RECALL = 0.99
 CALIBRATION_QUERIES = 200
 NEIGHBORHOOD = 64
 FURTHER = 1.25  # a new query may be a little further from the stored vectors than these from each other
-NO_GAIN = 0.005  # of recall: a higher effort that gains less is not worth its time
+NO_GAIN = 0.005  # a higher effort that gains less recall is not worth its time
 TOLERANCE = 1e-4  # within which two scores are the same
 
 Rows = Iterator[np.ndarray]  # batches (n, D) float32
@@ -115,7 +115,7 @@ def fold(
 
     Args:
         states: to change.
-        settings: of the store.
+        settings: settings of the store.
         fetch: reads vectors from the catalog.
         rebuild: remove every deleted row, and fit the transform again.
         idle: whether nothing is written now.

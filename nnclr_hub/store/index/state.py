@@ -63,7 +63,7 @@ class Main:
     effort: int = 0  # efSearch or nprobe that calibration chose; 0 for an exact kind
     calibrated_rows: int = 0  # number of rows at that time
     recall: float = 1.0  # share of the ten nearest that searches found then; 1.0 for an exact kind
-    transform: VectorTransform | None = None  # of the vectors in the index and of queries
+    transform: VectorTransform | None = None  # applied to the vectors in the index and to queries
     fitted_rows: int = 0  # live rows of the collection when the transform was fitted
 
     @classmethod
@@ -327,7 +327,7 @@ class States:
         with self._changed:
             state = change(self.latest)
             if state is not None:
-                if state.seq != self.latest.seq:  # of a rebuild
+                if state.seq != self.latest.seq:  # the state after a rebuild
                     self.added += len(state.alive)
                     self.deleted += len(self.latest.alive)
                 self._states.clear()

@@ -26,7 +26,7 @@ from nnclr_hub.store.where import parse
 
 BATCH = 500  # items per request: 64 KiB of metadata each make 32 MiB
 IDS = 10_000  # from which items are sampled: Milvus has no random order, and returns at most 16,384 by one request
-NEIGHBORS, QUERIES = 10, 32  # of `verify`
+NEIGHBORS, QUERIES = 10, 32  # in `verify`
 MAX_K = 16_384  # Milvus's limit
 MATCHES = 1000  # per request with several queries
 TIES = 8  # further matches per query, so that the order of equally near ones does not depend on k
@@ -314,7 +314,7 @@ class MilvusCollection(Collection):
 
     def _indexed(self, queries: np.ndarray, k: int, expression: str, options: SearchOptions) -> list[list[Match]]:
         """Return the matches that Milvus's index finds."""
-        # of compressed vectors, more candidates are compared exactly
+        # with compressed vectors, more candidates are compared exactly
         limit = k + TIES if self._index.lossless else min(MAX_K, 4 * k + 64)
         fields = ["metadata"] if self._index.lossless and not options.with_vector else ["metadata", "vector"]
         params = self._index.search_params(self.spec, limit, options.effort, filtered=bool(expression))

@@ -35,7 +35,7 @@ RECONNECTING = {
     "grpc.max_reconnect_backoff_ms": 1000,
     "grpc.use_local_subchannel_pool": 1,
 }
-PREFIX = "nnclr_"  # of our collections in Milvus
+PREFIX = "nnclr_"  # before the names of our collections in Milvus
 MAX_NAME = 255  # Milvus's limit
 SAFE = " Upserts and deletes can be repeated safely."
 # what an error contains (its type, code and texts), and what it means
@@ -74,7 +74,7 @@ class Address(NamedTuple):
     uri: str  # for pymilvus, http://HOST:PORT or https://HOST:PORT
     database: str = ""  # "" for the default one
     secrets: Mapping[str, str] = {}  # user, password and token
-    parameters: Mapping[str, int] = {}  # of the indexes of new collections
+    parameters: Mapping[str, int] = {}  # for the indexes of new collections
 
 
 def parse_address(text: str) -> Address:

@@ -35,7 +35,7 @@ from nnclr_hub.store.milvus.connection import Connection, escape
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import ABSENT, EVERYTHING, Condition, Group, Node, instant, is_number, rounded, value_of
 
-FORMAT = 5  # of names, terms and ranges
+FORMAT = 5  # version of the form of names, terms and ranges
 # for cosine, vectors are stored normalized, as in a folder; COSINE would normalize them again after rounding
 METRICS = {"cosine": "IP", "dot": "IP", "l2": "L2"}
 SPEC_PROPERTY = "nnclr_spec"
@@ -292,7 +292,7 @@ def _condition(condition: Condition) -> str:
     if kind == "prefix":
         return _compared(key, ":", f'like "{_hex(operand, KEPT, "A prefix")}%"')
     parts = []
-    for name, bound in operand:  # of a range, a date or a length
+    for name, bound in operand:  # bounds of a range, a date or a length
         operator = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}[name]
         if isinstance(bound, str):
             parts.append(_compared(key, ":", f'{operator} "{_hex(bound, KEPT - 1, "A bound of a range of strings")}"'))

@@ -116,7 +116,7 @@ class MilvusStore(VectorStore):
 
     def aliases(self) -> dict[str, str]:
         found: dict[str, str] = {}
-        for alias in self.connection.call("list_aliases", "")["aliases"]:  # of all collections
+        for alias in self.connection.call("list_aliases", "")["aliases"]:  # those of all collections
             if (name := decode(alias)) is not None:
                 with suppress(CollectionNotFound):  # another client has just removed it
                     found[name] = decode(self.connection.call("describe_alias", alias)["collection_name"]) or ""

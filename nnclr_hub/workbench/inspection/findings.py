@@ -74,7 +74,7 @@ class Finding:
     title, note: of its section in the report, which findings may share. The note is formatted with all findings.
     file, columns: its table, "" for none, and the columns of the table after id and path.
     rows: the rows of the table for an entry.
-    captions: of the images of an entry.
+    captions: captions of the images of an entry.
     fields: what the metadata of the items of an entry says.
     shown: one sheet with an image for each entry, one with all images for each entry, or a table.
     step: what to do about it, at the top of the report; "" for what needs nothing.
@@ -223,7 +223,7 @@ def write_findings(found: Mapping[str, Any], folder: Path, paths: Mapping[str, s
     """Write findings.json, and a table of each finding whose first columns are `id` and `path`; return the files.
 
     Args:
-        paths: of the items; None: the items are paths.
+        paths: paths of the items; None: the items are paths.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / JSON_FILE).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
@@ -269,7 +269,7 @@ class InspectionRequest(Request):
 def inspect_and_keep(bench: LocalBench, request: InspectionRequest, context: TaskContext) -> dict[str, Any]:
     """Inspect a collection, and keep the inspection with the store at the end of the task."""
     collection = bench.collection(request.collection)
-    share = 0.9 if request.write_fields else 1  # of the time; the fields take the rest
+    share = 0.9 if request.write_fields else 1  # share of the time; the fields take the rest
     finding = portion(context.progress, 0, share)
     options: Any = {"label_next": request.label_next, "write_fields": request.write_fields}
     options |= {"progress": finding, "begin": context.begin}
@@ -405,7 +405,7 @@ def _duplicates(
     place = {item: i for i, item in enumerate(subject.items)}
     hashes = [one.pixel_hash if one else None for one in subject.scanned]
     exact = [tuple(place[item] for item in group) for group in inspect.equal_values(subject.items, hashes)]
-    copies = {group[0]: group for group in exact}  # of which the first represents the others
+    copies = {group[0]: group for group in exact}  # the first represents the others
     surplus = {i for group in exact for i in group[1:]}
     rows = np.array([i for i in range(len(subject.items)) if i not in surplus])
     near = inspect.Duplicates((), (), 1.0)

@@ -41,7 +41,7 @@ from nnclr_hub.workbench.inspections import KeptInspection, keep_inspection
 
 SHOWN = 24  # images of a contact sheet
 GROUPS, IN_GROUP = 16, 5  # groups that are shown, and images of each
-ROWS = 15  # of a table
+ROWS = 15  # in a table
 SPRITE, ACROSS = 48, 64  # pixels of a tile on the image of the map, and tiles per row
 MOST_TILES = ACROSS * ACROSS  # items with an image on the map
 TEMPLATE = "report_template.html"

@@ -32,7 +32,7 @@ from nnclr_hub.store.disk import translated
 from nnclr_hub.workbench.image_record import pixel_hash
 
 FACTS_SIDE = 256  # pixels of the copy whose sharpness is measured
-TILE, QUALITY = 96, 70  # of the images in the report
+TILE, QUALITY = 96, 70  # pixels and JPEG quality of the images in the report
 BATCH = 64
 TABLE = "CREATE TABLE IF NOT EXISTS scanned (key BLOB PRIMARY KEY, hash TEXT, small BLOB, tile BLOB, facts TEXT)"
 
@@ -45,7 +45,7 @@ class Scanned:
     small: (48, 48) uint8, gray.
     color: (12, 12, 2) uint8, Cb and Cr.
     tile: a JPEG of at most 96 pixels per side.
-    facts: of the original, or of a thumbnail, which has another size.
+    facts: facts of the original, or of a thumbnail, which has another size.
     """
 
     pixel_hash: str | None

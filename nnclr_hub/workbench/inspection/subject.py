@@ -39,7 +39,7 @@ LEAST_PER_CLASS = 5  # images per folder name, on average, for folder names to b
 class Subject:
     """N readable images.
 
-    title: of the report.
+    title: title of the report.
     items: paths relative to the folder, or ids of the collection.
     vectors: (N, D) float32, unit rows.
     scanned: one per item; None for an item of a collection without a thumbnail.
@@ -49,7 +49,7 @@ class Subject:
     broken: (item, reason) of images that could not be read.
     model: source of the encoder.
     confirmed: items whose label a person has confirmed.
-    paths: of the items, for tables; () if the items are paths.
+    paths: paths of the items, for tables; () if the items are paths.
     root: folder of the items, if they are its files.
     field: metadata key of the labels of a collection.
     state: the last change of the collection before it was read, and its log.
