@@ -254,8 +254,7 @@ def reopen(folder: str) -> None:
 
     before, peak, done = anonymous(), [0], threading.Event()
     with open_store(folder) as store:
-        collection = store.get(NAME)
-        item = collection.scroll(limit=1).items[0]
+        [item] = (collection := store.get(NAME)).scroll(limit=1).items
         collection.search(item.vector, k=K)
         peak[0] = anonymous()
         steady = peak[0] - before
