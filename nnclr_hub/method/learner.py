@@ -221,7 +221,8 @@ def _in_queue(
             places = torch.arange(support.size, device=targets.found[0].index.device)
             left_out = [found.index[:, None] == places for found in targets.found]
         if batch.groups is not None and learner.groups is not None:
-            other = learner.groups[support.ids.clamp(min=0)] != batch.groups[:, None]
+            known = support.ids >= 0  # the initial random rows have no group
+            other = (learner.groups[support.ids.clamp(min=0)] != batch.groups[:, None]) & known
             own = other if own is None else own | other
         left_out = [one if own is None else own if one is None else own | one for one in left_out]
         return _over_pairs(

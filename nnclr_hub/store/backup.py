@@ -280,13 +280,13 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
     Backups that cannot be read do not count. As long as there is one that is newer than the oldest that is kept, no
     chunk is removed, because it may use it.
     """
-    ids = place.ids()
-    sound = place.sound(ids, set_aside=True)
+    sound = place.sound(place.ids(), set_aside=True)
     oldest, aside = sound[-keep:][0].id, place.ids(DAMAGED)
+    # those of a newer version are neither sound nor set aside
+    is_unknown = max(aside, default="") > oldest or len(place.ids()) > len(sound)
     place.remove([f"backups/{backup.id}.json" for backup in sound[:-keep]])
     place.remove([f"backups/{id}{DAMAGED}" for id in aside if id < oldest])
     used = {sha256 for backup in sound[-keep:] for sha256, _ in backup.chunks}
-    is_unknown = max(aside, default="") > oldest or len(sound) + len(aside) < len(ids)
     # also those that a crash has left
     unused = {} if is_unknown else {name: size for name, size in place.chunks().items() if name not in used}
     place.remove([f"chunks/{name}" for name in unused])

@@ -152,7 +152,7 @@ def _sections(kept: KeptInspection, subject: Subject, folder: Path) -> str:
 def _address(subject: Subject, item: str, folder: Path) -> str:
     """Return the address of an item's file, relative to the report; "" if it is not a file of a folder."""
     path = subject.root / item if subject.root else None
-    return quote(os.path.relpath(path, folder)) if path and path.is_file() else ""
+    return quote(os.fsencode(os.path.relpath(path, folder))) if path and path.is_file() else ""
 
 
 def _body(finding: Finding, entries: Sequence[Entry], draw: Callable[[str, str], str]) -> str:
