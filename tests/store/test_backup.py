@@ -322,6 +322,22 @@ def test_a_collection_that_cannot_be_read_does_not_block_the_others(fault, tmp_p
         assert [record.name for record in store.records.list("probe")] == ["p"]
 
 
+def test_chunks_of_a_newer_version_stay_next_to_a_description_set_aside(tmp_path, monkeypatch):
+    to = tmp_path / "backups"
+    with open_small_store(tmp_path / "store") as store:
+        filled(store)
+        aside = to / "backups" / f"{back_up(store, to).id}.json"
+        aside.rename(f"{aside}.damaged")
+        store.get("c").upsert([Item(f"n{n}", v) for n, v in enumerate(vectors(300, 1))])
+        with monkeypatch.context() as patch:
+            patch.setattr("nnclr_hub.store.backup.FORMAT", "nnclr_hub backup, version 99")
+            back_up(store, to)
+        store.get("c").delete([f"n{n}" for n in range(300)])
+        chunks = {path.name for path in (to / "chunks").iterdir()}
+        back_up(store, to, keep=1)
+    assert chunks <= {path.name for path in (to / "chunks").iterdir()}
+
+
 def test_a_full_disk_keeps_older_backups_and_leaves_no_part_of_a_restore(tmp_path):
     to = tmp_path / "backups"
     with open_small_store(tmp_path / "store") as store:
