@@ -127,14 +127,16 @@ def index(
         if report.empty:  # files of other formats are reported when the folder is listed
             err.print(f"left out: {counted(report.empty, 'empty tile')}")
     kept = f" {report.kept} kept (their files may exist)," if report.kept else ""
+    failed = bool(report.broken) and not report.added + report.updated + report.unchanged
+    error = none_read(len(report.broken)) if failed else None
     show(
         as_json,
-        {"collection": collection, "items": total, **asdict(report)},
+        {"collection": collection, "items": total, **asdict(report), **({"error": described(error)} if error else {})},
         f"{collection}: {report.added} added, {report.updated} updated, {report.unchanged} unchanged, "
         f"{report.removed} removed,{kept} {len(report.broken)} broken; {counted(total, 'item')} in {place.name}",
     )
-    if report.broken and not report.added + report.updated + report.unchanged:
-        raise none_read(len(report.broken))
+    if error:
+        fail(error)
 
 
 def _source_of(bench: Bench, name: str) -> str | None:
