@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,12 @@ from nnclr_hub.store.spec import CollectionSpec, IndexName
 EXAMPLES = 6
 seeds = st.integers(0, 2**31)
 aliases = st.sampled_from(["now", "best"])
+
+
+def copied_if_it_exists(source: str, target: str) -> None:
+    """Copy a file, unless maintenance has just renamed or removed it."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
 
 
 class StoreMachine(RuleBasedStateMachine):
@@ -64,7 +71,8 @@ class StoreMachine(RuleBasedStateMachine):
     def crash(self):
         """Continue with a copy of the folder of the open store."""
         copy = Path(tempfile.mkdtemp())
-        shutil.copytree(self.folder, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*-shm"))
+        ignored = shutil.ignore_patterns("*-shm")
+        shutil.copytree(self.folder, copy, dirs_exist_ok=True, ignore=ignored, copy_function=copied_if_it_exists)
         self.store.close()
         shutil.rmtree(self.folder)
         self.reopen_in(copy)

@@ -206,7 +206,8 @@ class Maintenance:
                 return
             except Exception as error:
                 # Searches and writes continue without maintenance, and `state` shows it. The thread must not end.
-                log.exception("maintenance failed")
+                is_known = isinstance(error, StoreError)  # such as a full disk
+                log.error("maintenance of %s failed: %s", self._path, error, exc_info=not is_known)
                 self.failure = str(error) or type(error).__name__
             # one look is enough for many commits that follow one another
             self._closing.wait(POLL_SECONDS if self.failure is None else self._settings.pause_seconds)
