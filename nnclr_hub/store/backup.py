@@ -305,10 +305,12 @@ def list_backups(source: str | Path) -> list[Backup]:
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
-    `progress` is called with (done, total) in bytes. InvalidRequest is raised if there is no backup.
+    Backups whose damaged description was set aside are among them until it is deleted. `progress` is called with
+    (done, total) in bytes. InvalidRequest is raised if there is no backup.
     """
     place, backups, problems, damaged, done = _Place(source), {}, {}, {}, 0
-    checked = place.ids(some=True)
+    aside = place.ids(DAMAGED)
+    checked = place.ids(some=not aside)
     for id in checked:
         try:
             backups[id] = place.backup(id)
@@ -326,7 +328,9 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
         for chunk in backup.chunks & damaged.keys():
             problems[id] = damaged[chunk]
     # another process may have removed old ones while they were read
-    return {id: place.with_hint(id, problems[id]) if id in problems else None for id in place.ids() if id in checked}
+    found = {id: place.with_hint(id, problems[id]) if id in problems else None for id in place.ids() if id in checked}
+    lost = "Its description is damaged and was set aside, so it cannot be restored."
+    return dict(sorted({**{id: place.with_hint(id, lost, DAMAGED) for id in aside}, **found}.items()))
 
 
 def restore(
@@ -513,9 +517,9 @@ class _Place:
                         self._fs.mv(f"backups/{id}.json", f"backups/{id}{DAMAGED}")
         return found
 
-    def with_hint(self, id: str, problem: str) -> str:
+    def with_hint(self, id: str, problem: str, suffix: str = ".json") -> str:
         """Return what is wrong with a backup, and how to remove it."""
-        return f"{problem} To remove this backup, delete {self._address}/backups/{id}.json."
+        return f"{problem} To remove this backup, delete {self._address}/backups/{id}{suffix}."
 
     def chunks(self) -> dict[str, int]:
         """Return the sizes of all chunks in bytes, by hash, and of files that were not written completely."""

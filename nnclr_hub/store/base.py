@@ -43,6 +43,7 @@ class Collection(Protocol):
     spec: CollectionSpec
     random_scores: RandomScores  # for percentiles; each collection makes RandomScores(self)
     takes_thumbnails = True  # with items; else `upsert` refuses items that have one
+    keeps_changes = True  # in a log, see `changes`; a collection without one cannot be re-embedded
 
     def upsert(self, items: Sequence[Item]) -> int:
         """Add items, or replace those with the same ids; return the number of the change."""
@@ -254,7 +255,7 @@ class Collection(Protocol):
 
     def check(self, embedder: Embeds) -> None:
         """Raise FingerprintMismatch unless the embedder's vectors belong to this collection."""
-        self.spec.check(embedder, self.name)
+        self.spec.check(embedder, self.name, reembeds=self.keeps_changes)
 
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
         """Return what changed after a change; all of a commit is on one page if it has at most `limit` changes.

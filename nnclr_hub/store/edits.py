@@ -61,8 +61,8 @@ def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[st
     if conflicts:
         first = next(iter(conflicts))
         raise MetadataConflict(
-            f"Nothing was changed: {len(conflicts)} of {counted(len(expected or ()), 'item')} with other metadata than "
-            f"expected. For example, {first!r} has {conflicts[first]!r:.200}; read them again.",
+            f"Nothing was changed, because the metadata of {len(conflicts)} of {counted(len(expected or ()), 'item')} "
+            f"differ from what was expected. For example, {first!r} has {conflicts[first]!r:.200}; read them again.",
             conflicts,
         )
 

@@ -271,7 +271,7 @@ def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_pat
     with open_small_store(tmp_path / "store") as store:
         assert back_up(store, destination, keep=2).freed == 0  # the damaged one does not count, and may use any chunk
         assert before.keys() <= chunks_at(destination).keys()
-        assert list(verify_backups(destination).values()) == [None, None]  # it is set aside
+        assert [id for id, problem in verify_backups(destination).items() if problem] == [third]  # it is set aside
         assert back_up(store, destination, keep=1).freed > 0  # nor as soon as it is older than all that are kept
     used = {sha256 for backup in list_backups(destination) for sha256, _ in backup.chunks}
     assert chunks_at(destination).keys() == used
@@ -285,8 +285,15 @@ def test_the_next_backup_sets_a_damaged_newest_one_aside(three_backups, tmp_path
     assert len(list(filter(None, verify_backups(destination).values()))) == 1
     with open_small_store(tmp_path / "store") as store:
         again = back_up(store, destination, keep=keep).id
-    assert set(verify_backups(destination).values()) == {None}
+    [lost] = filter(None, (problems := verify_backups(destination)).values())
+    assert problems == {**dict.fromkeys([*three_backups, again]), max(three_backups): lost}
     assert restored(destination, tmp_path / "new", at=again)["c"] == three_backups[max(three_backups)]
+    for id in (*sorted(three_backups)[:2], again):
+        files.rm(f"{root}/backups/{id}.json")
+    assert verify_backups(destination) == {max(three_backups): lost}
+    files.rm(f"{root}/backups/{max(three_backups)}.json.damaged")
+    with pytest.raises(InvalidRequest):
+        verify_backups(destination)
 
 
 @pytest.mark.parametrize("fault", ["damaged", "an item", "missing", "later format"])

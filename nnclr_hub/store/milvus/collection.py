@@ -45,6 +45,8 @@ class MilvusCollection(Collection):
     - The numbers of changes count what this client has written since it opened the collection.
     """
 
+    keeps_changes = False
+
     def __init__(self, name: str, spec: CollectionSpec, connection: Connection, *, read_only: bool = False) -> None:
         self.name = name
         self.spec = spec
