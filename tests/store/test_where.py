@@ -1,6 +1,5 @@
 """Filters, edits of metadata and facets agree with a plain reading of them; bad filters are refused."""
 
-import json
 import threading
 
 import numpy as np
@@ -40,32 +39,6 @@ def test_everything_agrees_with_its_plain_reading(store, monkeypatch, together):
                     world.step()
                     world.check()
             store.drop(f"c{seed}")
-
-
-@pytest.mark.parametrize("value", [[], {}, ["a"], {"a": 1}, True, 7, 0])
-def test_a_text_equals_no_other_value_that_is_written_alike(store, value):
-    text = json.dumps(value, separators=(",", ":"))
-    collection = store.create("c", CollectionSpec(2))
-    collection.upsert([Item(name, np.ones(2), {"a": one}) for name, one in (("value", value), ("text", text))])
-    for condition in ({"match": text}, {"in": [text, "other"]}):
-        found = collection.scroll(where={"must": [{"key": "a", **condition}]}).items
-        assert [item.id for item in found] == ["text"]
-
-
-def test_a_reopened_store_and_a_reader_see_the_same(tmp_path):
-    with open_store(str(tmp_path)) as writer:
-        world = world_of(writer, 7)
-        with open_store(str(tmp_path), read_only=True) as reader:
-            own, other = world.collection, reader.get("c7")
-            for collection in (own, other) * 5:
-                world.step()
-                world.collection = collection
-                world.check()
-                world.collection = own
-    with open_store(str(tmp_path)) as again:
-        world.collection = again.get("c7")
-        world.check()
-        assert world.collection.verify().ok
 
 
 def test_an_edit_is_seen_by_all_filters_at_once(tmp_path):

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from store.crash.content import DIM, item_of
 from store.crash.small import open_small_store
-from store.crash.world import KEEP, World, backups_of
+from store.crash.world import KEEP, World, backups_of, records_of
 
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.store.base import Collection, VectorStore
@@ -42,8 +42,9 @@ _WEIGHTS = {
     "alias": 3,
     "rename": 3,
     "promote": 4,
+    "record": 5,
 }
-_RARE = ("create", "promote", "compact", "drop", "reopen", "snapshot", "backup", "clear")
+_RARE = ("create", "promote", "compact", "drop", "reopen", "snapshot", "backup", "record", "clear")
 
 
 def operations(seed: int, length: int) -> list[Operation]:
@@ -83,6 +84,8 @@ def foresee(world: World, operation: Operation) -> None:
         world.aliases = {alias: name for alias, name in aliases.items() if name != arguments[0]}
     elif kind == "clear":
         collections[arguments[0]].clear()
+    elif kind == "record":
+        world.record = arguments[0]
     elif kind == "backup":
         world.backups = min(KEEP, world.backups + 1)
     elif kind == "alias":
@@ -115,6 +118,7 @@ def perform(store: VectorStore, operation: Operation) -> None:
         "compact": lambda name: store.get(name).compact(),
         "clear": lambda name: _clear(store.get(name)),
         "backup": lambda: back_up(store, backups_of(store), keep=KEEP),
+        "record": lambda number: store.records.put(*records_of(number)),
         "drop": store.drop,
         "alias": store.alias,
         "rename": store.rename,
@@ -160,6 +164,8 @@ def _draw(rng: random.Random, world: World, number: int) -> Operation:
         return kind, (name, dict.fromkeys(ids, number))
     if kind == "delete":
         return kind, (name, [f"i{rng.randrange(IDS)}" for _ in range(rng.choice((1, 2, 6)))])
+    if kind == "record":
+        return kind, (number,)
     if kind == "drop" and len(names) < 2:
         return "snapshot", (name,)
     if kind == "create" or (kind == "rename" and len(names) > 4):
