@@ -27,7 +27,6 @@ from nnclr_hub.errors import (
     ServerUnreachable,
 )
 from nnclr_hub.store.base import Progress
-from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import IndexReport, check_images
 from nnclr_hub.workbench.metadata import path_of
@@ -153,7 +152,7 @@ class Client:
 
         self.run("inspection", request, report("inspecting"))
         collection = self.collection(request.collection)
-        paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
+        paths = {item.id: path_of(item) for items in collection.pages(with_vector=False) for item in items}
         page = f"{self._connection.url.rstrip('/')}/#/insights/{quote(request.collection)}"
         findings = dict(collection.inspection().findings)
         return Inspected(findings, paths, page, write_findings(findings, folder, paths))

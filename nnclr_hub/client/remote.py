@@ -25,11 +25,21 @@ from nnclr_hub.client.uploads import (
     send_images,
 )
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
-from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, VectorStore, Where
+from nnclr_hub.store.base import (
+    DEFAULTS,
+    ById,
+    Collection,
+    Item,
+    Match,
+    Page,
+    Progress,
+    SearchOptions,
+    VectorStore,
+    Where,
+)
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
 from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import parse
@@ -170,7 +180,7 @@ class RemoteCollection(Collection):
 
     def read_all(self, limit: int = PAGE, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         """Yield all items in the order of their ids, in lists of 1 to `limit`."""
-        for items in pages(self, limit=limit):
+        for items in self.pages(limit=limit):
             jpegs = self.thumbnails([item.id for item in items]) if thumbnails else [None] * len(items)
             yield [replace(item, thumbnail=jpeg) for item, jpeg in zip(items, jpegs, strict=True)]
 
@@ -240,7 +250,9 @@ class RemoteCollection(Collection):
         self._connection.for_each(bounded(bodies, lambda one: len(to_json(one[1])) + 2), search, SEARCHES_AT_ONCE)
         return found
 
-    def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
+    def nearest(
+        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int = 10, options: SearchOptions = DEFAULTS
+    ) -> list[list[Match]]:
         """Run `search` for each vector, with the options as one object."""
         answers = self.search_queries([SearchQuery.of(vector=row, k=k, **vars(options)) for row in vectors])
         for answer in answers:
@@ -285,7 +297,7 @@ class RemoteCollection(Collection):
         listing = list_folder(request)
         self.info()  # a wrong name is reported before anything is compared
         patient = RemoteCollection(patiently(self._connection), self.name)
-        indexed = pages(patient, {"must": [{"key": "path", "exists": True}]}, limit=PAGE, with_vector=False)
+        indexed = patient.pages({"must": [{"key": "path", "exists": True}]}, limit=PAGE, with_vector=False)
         held = {item.id: dict(item.metadata) for page in indexed for item in page if "root" in item.metadata}
         known = own_items(self.name, listing, held)
         changes = find_changes(listing, known, prune=request.prune, unique=request.source is not None)

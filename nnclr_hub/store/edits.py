@@ -76,11 +76,6 @@ def _matches(value: Any, expected: Any) -> bool:
     return isinstance(value, bool) == isinstance(expected, bool) and value == expected
 
 
-def only_removes(patch: Mapping[str, Any]) -> bool:
-    """Return whether merging a patch cannot add anything."""
-    return isinstance(patch, Mapping) and all(value is None for value in patch.values())
-
-
 def merged(metadata: Any, patch: Any) -> Any:
     """Return metadata after a merge patch (RFC 7396): null removes a key, objects are merged, all else replaces."""
     if not isinstance(patch, Mapping):

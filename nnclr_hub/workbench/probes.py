@@ -42,7 +42,6 @@ from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.records import Record, Records
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.bench import LocalBench
@@ -565,7 +564,7 @@ def predict_collection(
     labels: list[Any] = []
     probabilities: list[np.ndarray] = []
     total = collection.count()
-    for items in pages(collection, None):
+    for items in collection.pages():
         found = probe.predict(unit_rows(np.stack([item.vector for item in items]).astype(np.float32)))
         ids += [(item.id, path_of(item)) for item in items]
         labels += found.labels

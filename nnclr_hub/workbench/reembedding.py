@@ -28,7 +28,6 @@ from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.spec import next_step
 from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
@@ -379,5 +378,5 @@ def _size(item: Item) -> int:
 
 
 def _walk(collection: Collection) -> Iterator[Item]:
-    for items in pages(collection, limit=PAGE, with_vector=False):
+    for items in collection.pages(limit=PAGE, with_vector=False):
         yield from items

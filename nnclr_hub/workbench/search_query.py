@@ -203,7 +203,8 @@ class SearchQuery:
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
         _check_count(len(self.examples))
-        checks.check_k(self.k, checks.MAX_SEARCH_K)
+        limits = {"most": checks.MAX_SEARCH_K, "most_effort": checks.MAX_SEARCH_EFFORT}
+        checks.check_search(self.k, self.effort, self.score_threshold, **limits)
         if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")
         if self.k + self.offset > checks.MAX_SEARCH_K:
@@ -216,8 +217,6 @@ class SearchQuery:
         for name in ("exact", "with_vector", "with_percentile"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")
-        checks.check_threshold(self.score_threshold)
-        checks.check_effort(self.effort, checks.MAX_SEARCH_EFFORT)
         if self.group_by is not None and not (isinstance(self.group_by, str) and self.group_by):
             raise InvalidRequest(f"group_by must be a metadata key, got {self.group_by!r:.80}.")
         if self.group_by is not None and len(self.examples) > 1:

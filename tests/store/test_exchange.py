@@ -21,7 +21,6 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import exchange
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.exchange import export_collection, import_collection
-from nnclr_hub.store.pages import pages
 
 DIM, COUNT = 16, 57
 
@@ -53,7 +52,7 @@ def filled(store, name="photos", **spec):
 
 
 def everything(collection) -> dict[str, tuple]:
-    ids = [item.id for page in pages(collection) for item in page]
+    ids = [item.id for page in collection.pages() for item in page]
     return {i.id: (i.vector.tobytes(), json.dumps(dict(i.metadata)), i.thumbnail) for i in collection.get(ids)}
 
 

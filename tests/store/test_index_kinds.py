@@ -13,7 +13,7 @@ from waiting import until
 from nnclr_hub import EmbeddedStore
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store import failpoints
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
 from nnclr_hub.store.index_kinds import HNSW, INDEX_KINDS, Hnsw, choose_kind
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.vector_transform import VectorTransform
@@ -82,7 +82,7 @@ class Expected:
             count = min(K, sum(map(passes, ids)))
             best = np.sort(allowed, axis=1)[:, -count]
             for exact in (True, False):
-                hits, found = 0, collection.search_batch(QUERIES, K, where, exact=exact, with_vector=True)
+                hits, found = 0, collection.search_each(QUERIES, K, SearchOptions(where, exact, with_vector=True))
                 if not exact and where is None:
                     found[:5] = [collection.search(query, K, with_vector=True) for query in QUERIES[:5]]
                 for matches, row, least in zip(found, allowed, best, strict=True):
@@ -152,11 +152,11 @@ def test_every_kind_finds_the_nearest(tmp_path, kind, precision, metric, vectors
         report = collection.verify()
         assert report.ok
         assert report.recall >= wanted.least
-        found = collection.search_batch(QUERIES, K)
+        found = collection.search_each(QUERIES, K)
     with EmbeddedStore(tmp_path, settings=SMALL) as store:  # from the snapshot, and on from there
         collection = store.get("c")
         assert collection.info().index == kind
-        assert collection.search_batch(QUERIES, K) == found
+        assert collection.search_each(QUERIES, K) == found
         assert wanted.agrees(collection, rows, after)
         kept = wanted.kept(rows)
         assert all(np.allclose(item.vector, kept[item.id], atol=1e-6) for item in collection.get(list(rows)))
@@ -193,7 +193,7 @@ def test_the_recall_is_measured_and_a_low_one_is_reported(tmp_path, made, low):
         collection.upsert(items(named(vectors)))
         collection.compact()
         info, real = collection.info(), 0.0
-        for query, matches in zip(queries, collection.search_batch(queries, K), strict=True):
+        for query, matches in zip(queries, collection.search_each(queries, K), strict=True):
             truth = {id for id, _ in nearest("l2", named(vectors), query)[:K]}
             real += len(truth & {match.id for match in matches}) / (K * len(queries))
         assert abs(info.recall_estimate - real) < 0.06

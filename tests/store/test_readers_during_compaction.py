@@ -8,7 +8,7 @@ import pytest
 from store.crash.small import LONG, open_small_store
 from waiting import until
 
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
 
 SECONDS = 30.0 if LONG else 0.4
 DIM, KEPT, PASSING, READERS, K = 16, 300, 40, 3, 10
@@ -75,7 +75,7 @@ def read(collection, known: Known, seed: int) -> None:
         if rng.random() < 0.5:
             results = [collection.search(VECTORS[n], K, where) for n in numbers]
         else:
-            results = collection.search_batch(VECTORS[numbers], K, where)
+            results = collection.search_each(VECTORS[numbers], K, SearchOptions(where))
         after = [known.begun[n] for n in numbers]
         for n, low, high, found in zip(numbers, before, after, results, strict=True):
             ids = [match.id for match in found]

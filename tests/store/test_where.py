@@ -12,7 +12,6 @@ from nnclr_hub.errors import DeadlineExceeded
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.cancellation import cancellable
-from nnclr_hub.store.folder import filters
 from nnclr_hub.store.settings import StoreSettings
 
 
@@ -27,10 +26,8 @@ def world_of(store, seed: int) -> World:
     return World(store.create(f"c{seed}", CollectionSpec(4, indexed=("label", "odd key'"))), seed)
 
 
-@pytest.mark.parametrize("together", [filters.TOGETHER, 7])
-def test_everything_agrees_with_its_plain_reading(store, monkeypatch, together):
-    """With none to two other writers, and row ids that are read in one part or in several."""
-    monkeypatch.setattr(filters, "TOGETHER", together)
+def test_everything_agrees_with_its_plain_reading(store):
+    """With none to two other writers."""
     for turn, _ in enumerate(repeated(0.3)):
         for seed in range(3 * turn, 3 * turn + 3):
             world = world_of(store, seed)
