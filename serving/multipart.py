@@ -22,6 +22,7 @@ MAX_HEAD = 16 * 1024  # bytes of the headers of one part
 _END = b"--"
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"')
 _EXTENDED = re.compile(rb";\s*filename\*\s*=\s*([\w-]+)'[^']*'([^;\s]*)", re.IGNORECASE)
+_ANY_EXTENDED = re.compile(rb";\s*filename\*", re.IGNORECASE)
 _ENCODED_WORDS = re.compile(rb"(=\?[\w-]+\?[bq]\?[!->@-~]*\?=\s*)+", re.IGNORECASE)
 
 
@@ -94,12 +95,13 @@ def _file_name(disposition: bytes, plain: bytes | None) -> str | None:
 
     Some clients send only the first; .NET's sends both, the second as an encoded word of a mail (RFC 2047).
     """
-    extended = _EXTENDED.search(_QUOTED.sub(b'""', disposition))
-    if extended is not None:
+    unquoted = _QUOTED.sub(b'""', disposition)
+    if (extended := _EXTENDED.search(unquoted)) is not None:
         with suppress(LookupError, UnicodeDecodeError):
             return unquote_to_bytes(extended[2]).decode(extended[1].decode())
-        if plain is None:
-            raise MalformedForm("a filename* cannot be decoded; encode it in UTF-8, or send a filename")
+    # also the parts of a name (RFC 2231): filename*0*=, filename*1*=
+    if plain is None and _ANY_EXTENDED.search(unquoted):
+        raise MalformedForm("a filename* cannot be decoded; encode it in UTF-8 and in one part, or send a filename")
     if plain is not None and _ENCODED_WORDS.fullmatch(plain):
         with suppress(LookupError, ValueError):
             return str(make_header(decode_header(plain.decode())))
