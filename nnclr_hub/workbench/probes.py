@@ -661,3 +661,9 @@ def probe_files(kept: KeptProbe) -> dict[str, bytes]:
     """Return a probe as files by name: probe.safetensors and probe.json for `LinearProbe.load`, and card.json."""
     card = json.dumps({"name": kept.name, **kept.about}, indent=2)
     return {**kept.probe.files(), CARD: (card + "\n").encode()}
+
+
+def probe_in_one_file(kept: KeptProbe) -> bytes:
+    """Return a probe as one safetensors file, whose metadata `probe` holds the JSON of `probe_files`."""
+    about = {"name": kept.name, **kept.about, **json.loads(kept.probe.files()[ABOUT])}
+    return kept.probe.files(("probe", json.dumps(about)))[WEIGHTS]
