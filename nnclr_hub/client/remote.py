@@ -18,11 +18,12 @@ from nnclr_hub.client.uploads import (
     MOST,
     bounded,
     files_of,
+    image_error,
     list_folder,
     load,
     own_items,
     patiently,
-    send_images,
+    send_files,
 )
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.base import (
@@ -280,11 +281,16 @@ class RemoteCollection(Collection):
         """Add images; return one entry per image when those that could be read are durable: None or its error."""
         connection, new = patiently(self._connection), AddRequest.of(images).images
         errors: list[ImageError | None] = [None] * len(new)
-        files = ((i, (file, new[i].note())) for i, file in files_of((one.image for one in new), errors))
-        for batch in bounded(files, lambda one: len(one[1][0][1]) + len(to_json(one[1][1]).encode()) + 1):
-            answers = send_images(connection, f"{self._path}/items", [one for _, one in batch])
-            for (i, _), error in zip(batch, answers, strict=True):
-                errors[i] = error
+        notes = [to_json(one.note()) for one in new]
+
+        def read(body: Any) -> Iterator[ImageError | None]:
+            for error in (one.get("error") for one in body["results"]):
+                yield None if error is None else image_error(make_error(error["code"], error["detail"]))
+
+        options: Any = {"extra": lambda i: len(notes[i].encode()) + 1}
+        options |= {"fields": lambda positions: {"items": f"[{','.join(notes[i] for i in positions)}]"}}
+        files = files_of((one.image for one in new), errors)
+        send_files(connection, f"{self._path}/items", files, errors, read, **options)
         return errors
 
     def index_folder(
@@ -489,7 +495,6 @@ def _alias_path(alias: str) -> str:
 
 
 def _read_info(body: dict[str, Any]) -> CollectionInfo:
-    """Return the state of a collection in an answer."""
     spec = {one.name: body[one.name] for one in fields(CollectionSpec)}
     known = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq", "state", "bytes")}
     return CollectionInfo(
@@ -503,7 +508,6 @@ def refuse(hint: str) -> NoReturn:
 
 
 def _chosen(ids: Sequence[str] | None, where: Where | None) -> Iterator[dict[str, Any]]:
-    """Yield what chooses the items in the bodies of as many requests as it takes."""
     wanted, _ = check_choice(ids, where)
     if wanted is None:
         yield {"where": where}

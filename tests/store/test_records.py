@@ -70,6 +70,9 @@ def test_an_exception_undoes_all_that_was_changed_together(records):
 
     with pytest.raises(KeyError):
         change_and_fail()
+    unstorable: Any = "\udcff"
+    with pytest.raises(UnicodeEncodeError):
+        records.put(Record("job", "a", {"n": 2}), Record("job", "b", {}, unstorable))
     assert [(one.name, one.content) for one in records.list("job")] == [("a", {"n": 1})]
     with records.transaction():
         assert records.get("job", "a") is not None

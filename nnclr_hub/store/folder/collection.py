@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
+from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.plural import counted
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
@@ -70,12 +70,8 @@ class EmbeddedCollection(Collection):
         self.random_scores = RandomScores(self)
 
     def __repr__(self) -> str:
-        try:
-            items = "closed" if self._closed else counted(self.statistics().items, "item")
-        except NNCLRHubError:
-            items = "unreadable"
-        index = self._files.states.latest.main.kind.name
-        return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {index} index>"
+        state = "closed" if self._closed else counted(len(self._files.states.latest.alive), "item")
+        return f"<EmbeddedCollection {self.name!r}: {state}, dim {self.spec.dim}>"
 
     # ---- writing
 

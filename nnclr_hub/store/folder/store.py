@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreClosed, StoreError
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreError
 from nnclr_hub.store.base import Collection, VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.disk import bytes_of_database, fsync_folder, give_back, take_lock, translated, write_id
@@ -86,11 +86,7 @@ class EmbeddedStore(VectorStore):
             raise
 
     def __repr__(self) -> str:
-        try:
-            names = f"collections {', '.join(self.names()) or 'none'}"
-        except StoreError as error:
-            names = "closed" if isinstance(error, StoreClosed) else "unreadable"
-        return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}: {names}>"
+        return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}>"
 
     # ---- collections
 
