@@ -160,7 +160,7 @@ class Client:
 
         If it imports a file, the upload is the first half of the progress.
         """
-        if find_task(task).upload:
+        if find_task(task, request).upload:
             job = self.start(task, request, portion(progress, 0, 0.5))
             return self.jobs.wait(job.id, progress=portion(progress, 0.5, 1)).result or {}
         return self.jobs.wait(self.start(task, request).id, progress=progress).result or {}
@@ -171,7 +171,7 @@ class Client:
         Args:
             progress: called with (done, total) bytes while a file is uploaded.
         """
-        found = find_task(task)
+        found = find_task(task, request)
         if not found.upload:
             return self.jobs.start(task, request)
         path, _, _ = found.call(request)  # refuses what only a store of this machine has

@@ -72,13 +72,11 @@ def check_whole(name: str, value: int, most: int) -> int:
     return int(value)
 
 
-def check_search(
-    k: int, effort: int | None, threshold: float | None, *, most: int = MAX_K, most_effort: int = MAX_EFFORT
-) -> None:
+def check_search(k: int, effort: int | None, threshold: float | None) -> None:
     """Check the numbers of a search; its filter is checked when it is compiled."""
-    check_whole("k", k, most)
+    check_whole("k", k, MAX_K)
     if effort is not None:
-        check_whole("effort", effort, most_effort)
+        check_whole("effort", effort, MAX_EFFORT)
     check_threshold(threshold)
 
 

@@ -43,6 +43,7 @@ from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.records import Record, Records
+from nnclr_hub.store.where import check_key, parse
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, refuse_few
@@ -184,6 +185,9 @@ class ProbeFit(FitOptions):
         """Raise InvalidRequest unless there is one source of rows."""
         super().validate()
         check_name(self.name, "Probe name")
+        parse(self.where)
+        if self.field is not None:
+            check_key(self.field)
         if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):
             raise InvalidRequest("Give either collection and field, or items.")
         if self.collection is None and self.where is not None:

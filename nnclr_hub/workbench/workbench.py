@@ -393,7 +393,7 @@ class Workbench:
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON."""
         context = TaskContext(progress)
-        result = find_task(task).run(self, request, context)
+        result = find_task(task, request).run(self, request, context)
         if context.writes:
             with self.store.records.transaction():
                 for write in context.writes:
