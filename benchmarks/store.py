@@ -42,6 +42,7 @@ from report import Report, cpu_seconds
 from store_data import FILTERS, INDEXED, PARTS, Clusters, exact
 
 from nnclr_hub import CollectionSpec, Item, open_store
+from nnclr_hub.store.base import SearchOptions
 
 K, BATCH, TARGET = 10, 64, 0.98
 M, EF_CONSTRUCTION = 32, 100
@@ -83,7 +84,7 @@ class Ours(Side):
         return [int(match.id) for match in self._collection.search(query, K, FILTERS.get(share), effort=effort)]
 
     def search_batch(self, queries: np.ndarray, effort: int) -> object:
-        return self._collection.search_batch(queries, K, effort=effort)
+        return self._collection.search_each(queries, K, SearchOptions(effort=effort))
 
     def write(self) -> None:
         self._collection.update_metadata({"seen": True}, ids=["1"])

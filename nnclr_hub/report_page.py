@@ -22,9 +22,12 @@ def report_page(title: str, body: str) -> str:
     return f"{START}{head}\n<style>\n{style}</style></head>\n{content}</html>\n"
 
 
-def opens(content: str, more: str = "") -> str:
-    """Return an image or a plot, as HTML, that fills the window after a click, with `more` below it, until another."""
-    return f"<details class=opens><summary>{content}</summary>{more}</details>"
+def enlargeable(content: str, more: str = "") -> str:
+    """Return HTML of an image or a plot that a click enlarges to the window, with `more` below it.
+
+    A second click makes it small again.
+    """
+    return f"<details class=enlargeable><summary>{content}</summary>{more}</details>"
 
 
 def tile(name: str, jpeg: bytes | str | None, caption: str = "", address: str = "") -> str:
@@ -42,4 +45,4 @@ def tile(name: str, jpeg: bytes | str | None, caption: str = "", address: str = 
     data = jpeg if isinstance(jpeg, str) else base64.b64encode(jpeg).decode()
     image = f'<img alt="{escape(name)}" src="data:image/jpeg;base64,{data}">'
     link = f'<a href="{escape(address)}">Original</a>' if address else ""
-    return f"<figure>{opens(image + text, link)}</figure>"
+    return f"<figure>{enlargeable(image + text, link)}</figure>"

@@ -142,8 +142,8 @@ class TableRows:
                 f"or paths {folder}, or set root (--root) to the folder of the paths."
             )
         if found.lost and not part:
-            names = (counted(len(found.lost), "row"), self.table, place, found.lost[0].path)
-            log.warning("%s of %s without an image of %s, such as %s", *names)
+            names = (place, counted(len(found.lost), "row"), self.table, found.lost[0].path)
+            log.warning("no image of %s matches %s of %s, such as %s", *names)
         return found
 
     def match(self, images: Iterable[Named[Key]]) -> Matched[Key]:

@@ -182,7 +182,7 @@ class OriginPolicy:
 
     def lists(self, headers: Headers) -> bool:
         """Return whether the settings allow the request's origin to use the API."""
-        return headers.get("origin") in self._listed
+        return bool(self._listed) and headers.get("origin") in self._listed
 
     def check(self, method: str, headers: Headers) -> None:
         """Raise Refused for a request of another page, or to a name that is not ours."""

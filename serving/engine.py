@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -72,6 +73,8 @@ class Engine:
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
         self._settings = settings
         self._building: Future[Any] | None = None  # the parts that attention needs
+        # finding the labels that occurred takes longer than counting
+        self._counter = cache(partial(self.metrics.images.labels, public_name(encoder.name)))
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
         self._device = Device(encoder, settings, lambda: self.in_work, self.metrics, self._test)
         self._decode_workers = DecodeWorkers(encoder, settings.decode_threads, self._device.queue, self.metrics)
@@ -264,12 +267,11 @@ class Engine:
             raise NotReady(f"The server has a fault ({self.fault}); try again in a moment.")
         size = sum(map(size_of, images))
         self._admission.enter(len(images), size, background=background)
-        name = public_name(self.encoder.name)
         request = Request(
             images,
             time.monotonic() + seconds,
             task=task,
-            on_outcome=lambda outcome: self.metrics.images.labels(name, outcome).inc(),
+            on_outcome=lambda outcome: self._counter(outcome).inc(),
             on_withdrawn=self._withdraw,
             on_empty=lambda: self._admission.leave(len(images), size),
         )

@@ -94,6 +94,7 @@ class Timings:
     refusal: the error code that it was refused with, or "".
     changed: items that it added, replaced or deleted; None if the route does not count them.
     metrics: metrics of the server.
+    traced: whether the span of the request is recorded.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -101,17 +102,20 @@ class Timings:
     refusal: str = ""
     changed: int | None = None
     metrics: Metrics | None = None
+    traced: bool = field(default_factory=lambda: trace is not None and trace.get_current_span().is_recording())
 
     def add(self, stage: str, seconds: float) -> None:
         """Add to a stage that has just ended."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        if trace is not None and trace.get_current_span().is_recording():
+        if self.traced:
+            assert trace is not None
             end = time.time_ns()
             trace.get_tracer("nnclr_hub").start_span(stage, start_time=end - int(1e9 * seconds)).end(end)
 
-    def header(self) -> str:
+    def header(self, total: float) -> str:
         """Return the Server-Timing header, in milliseconds."""
-        return ", ".join(f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in self.seconds.items())
+        stages = [*self.seconds.items(), ("total", total)]
+        return ", ".join([f"{stage};dur={1000 * seconds:.2f}" for stage, seconds in stages])
 
 
 current: ContextVar[Timings | None] = ContextVar("timings", default=None)
@@ -346,8 +350,8 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 name_span(scope["method"], _route(scope), status)
-                total = Timings({**timings.seconds, "total": time.perf_counter() - begun}).header()
-                headers = [*message.get("headers", ()), (b"server-timing", total.encode("latin-1"))]
+                times = timings.header(time.perf_counter() - begun).encode("latin-1")
+                headers = [*message.get("headers", ()), (b"server-timing", times)]
                 if self._server is not None and self._server.stopping:
                     headers.append((b"connection", b"close"))
                 message["headers"] = _with_relative_location(scope, headers) if 300 <= status < 400 else headers
@@ -443,6 +447,7 @@ def configure_logging(form: LogFormat = "text") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.INFO)
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # our formats do not show them
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi"):
         logger = logging.getLogger(name)
         logger.handlers.clear()

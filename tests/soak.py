@@ -219,7 +219,11 @@ def _is_busy(response: httpx.Response | None) -> bool:
 
 @dataclass(frozen=True)
 class Sample:
-    """The server's process at one time: seconds since the start, resident MB, open files, threads."""
+    """The server's process at one time: seconds since the start, resident MB, open files, threads.
+
+    files: without the connections that callers still hold open. httpcore keeps some of canceled requests, so their
+        number grows. A connection that only the server holds counts.
+    """
 
     at: float
     rss: float
@@ -253,11 +257,18 @@ class Soak:
         return second / first - 1
 
 
-def sample(pid: int, began: float) -> Sample:
+def sample(server: ServerProcess, began: float) -> Sample:
     """Read /proc."""
-    status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-    files = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+    process = Path(f"/proc/{server.pid}")
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    files = sum(1 for _ in (process / "fd").iterdir()) - held_by_callers(server.port)
     return Sample(time.monotonic() - began, int(status["VmRSS"].split()[0]) / 1000, files, int(status["Threads"]))
+
+
+def held_by_callers(port: int) -> int:
+    """Return the number of connections to a port of this machine whose other end is established."""
+    rows = (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
+    return sum(remote.endswith(f":{port:04X}") and state == "01" for _, _, remote, state, *_ in rows)
 
 
 async def load(
@@ -277,7 +288,7 @@ async def load(
         crowd = [Caller(i, http, dim, images, heard) for i in range(callers)]
         running = [asyncio.create_task(caller.run(enough)) for caller in crowd]
         while not all(task.done() for task in running):
-            samples.append(sample(server.pid, began))
+            samples.append(sample(server, began))
             await asyncio.wait(running, timeout=min(1.0, seconds / 40))
         for task in running:
             task.result()

@@ -18,7 +18,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
-from nnclr_hub.report_page import opens, report_page, tile
+from nnclr_hub.report_page import enlargeable, report_page, tile
 
 from .monitor import EXAMPLES, read_lines, read_log, read_neighbors
 from .verdict import Verdict, symptoms
@@ -278,7 +278,7 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
     if all(len(curve.points) < 2 for curve in curves):  # no curve yet
         plot = f"{head}<p class=value>{', '.join(f'{curve.points[0][1]:.4g}' for curve in curves)}</p>"
     else:
-        plot = opens(head + _plot(curves, panel))
+        plot = enlargeable(head + _plot(curves, panel))
     return f"<figure>{plot}<figcaption class=note>{panel.hint}</figcaption></figure>"
 
 

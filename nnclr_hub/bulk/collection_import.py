@@ -99,7 +99,7 @@ def _target(plan: ShardPlan, store: VectorStore, name: str) -> Collection:
         collection = store.get(name)
     except CollectionNotFound:
         return store.create(name, CollectionSpec.of(plan))
-    collection.spec.check(plan, name)
+    collection.check(plan)
     return collection
 
 

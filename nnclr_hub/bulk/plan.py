@@ -245,7 +245,7 @@ class ShardPlan:
         try:
             given = json.loads(path.read_bytes())
             if given["format"] != FORMAT or given["version"] != VERSION:
-                raise ValueError(f"{given['format']!r:.80}, version {given['version']!r:.80}")
+                raise ValueError(f"it is {given['format']!r:.80}, version {given['version']!r:.80}")
             fields = {name: given[name] for name in KINDS}
             for name, kind in KINDS.items():
                 if type(fields[name]) is not kind:

@@ -127,8 +127,8 @@ class Shards:
         """Check that all shards exist; raise InvalidRequest if not."""
         if self.missing:
             raise InvalidRequest(
-                f"{len(self.missing)} of {counted(self.plan.shards, 'shard')} missing in {self.folder}; run the same "
-                "`nnclr embed` again to make them."
+                f"{self.folder} lacks {len(self.missing)} of {counted(self.plan.shards, 'shard')}; run the same `nnclr "
+                "embed` again to make them."
             )
 
 

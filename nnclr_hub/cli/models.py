@@ -51,7 +51,7 @@ def models(as_json: Json = False) -> None:
             model.repository or ("here" if model.available else "not in this installation"),
         )
     out.print(table)
-    out.print(f"\nWithout weights yet: {', '.join(ARCHITECTURES)}.")
+    out.print(f"\nThese have no weights yet: {', '.join(ARCHITECTURES)}.")
 
 
 def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> None:
@@ -191,7 +191,7 @@ def verify(source: Source, as_json: Json = False) -> None:
         out.print(f"{one.sha256}  {one.name}  ({_BY[one.pinned_by]})")
     out.print("All weights of the architecture exist and are finite, and there are no others.")
     if missing:
-        err.print(f"Recorded but missing: {', '.join(missing)}; the encoder loads without them.", soft_wrap=True)
+        err.print(f"Recorded files are missing ({', '.join(missing)}); the encoder loads without them.", soft_wrap=True)
     if not any(one.pinned_by in ("registry", "address") for one in files):
         err.print(
             "These hashes are recorded only in the folder itself: they detect damage, but not tampering.",

@@ -122,8 +122,8 @@ def evaluate(
         seen = images_of_fit(probe)
         result = evaluate_probe(loaded, encoder, data, labels=labels, fitted_on=seen, progress=advance)
     if result.fitted_on:
-        note = f"{result.fitted_on} of {counted(result.images, 'image')} served to fit the probe"
-        err.print(f"{note}; the scores are too high. Evaluate it on other images.", style="yellow", soft_wrap=True)
+        note = f"The probe was fitted on {result.fitted_on} of {counted(result.images, 'image')}, so the scores are too"
+        err.print(f"{note} high. Evaluate it on other images.", style="yellow", soft_wrap=True)
     if as_json:
         print_json(asdict(result))
         return
@@ -131,7 +131,8 @@ def evaluate(
         err.print(f"left out: {sentence}", style="yellow", soft_wrap=True)
     if result.unknown:
         number, names = sum(result.unknown.values()), first_names(list(result.unknown))
-        err.print(f"Images of classes that the probe lacks, which count as wrong: {number} ({names}).", style="yellow")
+        unknown = f"The probe lacks the classes of {counted(number, 'image')} ({names})"
+        err.print(f"{unknown}; its answers for them count as wrong.", style="yellow", soft_wrap=True)
     out.print(
         "  ".join(f"{name} {value:.3f}" for name, value in result.scores.items())
         + f"  ({counted(result.images, 'image')})"

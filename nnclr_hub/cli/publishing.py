@@ -88,7 +88,7 @@ def export(
     if done.verdict:
         out.print(f"Verdict: {done.verdict}", markup=False)
     if done.metrics:
-        out.print("Accuracies of the run, which the card shows: PROTOCOL/IMAGES, from 0 to 1.")
+        out.print("The card shows the accuracies of the run, from 0 to 1, as PROTOCOL/IMAGES.")
     for name, value in done.metrics.items():
         again = done.rechecked[name]
         checked = "not checked; --data measures it again" if again is None else f"measured again, {again}"

@@ -247,7 +247,8 @@ def _settings(store: str, model: str | None, flags: dict[str, Any]) -> Any:
     from nnclr_hub.workbench.models import check_model
 
     settings = load_program("serving", "settings").Settings.read(**flags)
-    _check_port(settings.host, settings.port)
+    # port 0 means any: it is chosen here, because the addresses are printed before the server listens
+    settings = settings.model_copy(update={"port": _check_port(settings.host, settings.port)})
     check_model(model, flags["backend"])  # a wrong model must end the program; a server would never become ready
     if settings.read_only and "://" not in store:
         open_store(store, read_only=True).close()
@@ -280,13 +281,14 @@ def _next_free_port(port: int) -> int:
     return port
 
 
-def _check_port(host: str, port: int) -> None:
-    """Refuse a port that is in use, before anything is loaded."""
+def _check_port(host: str, port: int) -> int:
+    """Refuse a port that is in use, before anything is loaded. Return it, or a free one for 0."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+            return probe.getsockname()[1]
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 hint = "stop the program that uses it, or choose another --port"

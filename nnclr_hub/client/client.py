@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -15,19 +15,16 @@ from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
 from nnclr_hub.client.remote import RemoteCollection, RemoteStore
 from nnclr_hub.client.transport import Call, Connection, make_error, to_json
-from nnclr_hub.client.uploads import File, bounded, files_of, image_error, patiently, upload_file
+from nnclr_hub.client.uploads import files_of, image_error, patiently, send_files, upload_file
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
     FingerprintMismatch,
     ImageError,
-    ImageTooLarge,
     InvalidRequest,
-    RequestTooLarge,
     ServerUnreachable,
 )
 from nnclr_hub.store.base import Progress
-from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import IndexReport, check_images
 from nnclr_hub.workbench.metadata import path_of
@@ -153,7 +150,7 @@ class Client:
 
         self.run("inspection", request, report("inspecting"))
         collection = self.collection(request.collection)
-        paths = {item.id: path_of(item) for items in pages(collection, with_vector=False) for item in items}
+        paths = {item.id: path_of(item) for items in collection.pages(with_vector=False) for item in items}
         page = f"{self._connection.url.rstrip('/')}/#/insights/{quote(request.collection)}"
         findings = dict(collection.inspection().findings)
         return Inspected(findings, paths, page, write_findings(findings, folder, paths))
@@ -163,7 +160,7 @@ class Client:
 
         If it imports a file, the upload is the first half of the progress.
         """
-        if find_task(task).upload:
+        if find_task(task, request).upload:
             job = self.start(task, request, portion(progress, 0, 0.5))
             return self.jobs.wait(job.id, progress=portion(progress, 0.5, 1)).result or {}
         return self.jobs.wait(self.start(task, request).id, progress=progress).result or {}
@@ -174,7 +171,7 @@ class Client:
         Args:
             progress: called with (done, total) bytes while a file is uploaded.
         """
-        found = find_task(task)
+        found = find_task(task, request)
         if not found.upload:
             return self.jobs.start(task, request)
         path, _, _ = found.call(request)  # refuses what only a store of this machine has
@@ -233,31 +230,15 @@ class Client:
         fields = {} if model is None else {"model": model}
         short = {"encoding_format": "base64"}  # a list of numbers takes 20 times as long to read
 
-        def read(entry: dict[str, Any]) -> np.ndarray | ImageError:
-            if "error" in entry:
-                return image_error(make_error(entry["error"]["code"], entry["error"]["detail"]))
-            return decode_vector(entry["embedding"], "embedding")
-
-        def embed(batch: list[tuple[int, File]]) -> None:
-            files = [("files", file) for _, file in batch]
-            call = Call("POST", "/api/v1/embed", short, files=files, fields=fields, parts=len(files))
-            try:
-                answer = self._connection.send(call)
-            except RequestTooLarge as error:
-                if len(batch) > 1:
-                    embed(batch[: len(batch) // 2])
-                    embed(batch[len(batch) // 2 :])
+        def read(body: Any) -> Iterator[np.ndarray | ImageError]:
+            for entry in body["data"]:
+                if "error" in entry:
+                    yield image_error(make_error(entry["error"]["code"], entry["error"]["detail"]))
                 else:
-                    results[batch[0][0]] = ImageTooLarge(str(error))
-                return
-            if answer.status >= 300:
-                entries: list[Any] = [image_error(answer.failures[i]) for i in range(len(batch))]
-            else:
-                entries = answer.read(lambda body: list(map(read, body["data"])))
-            for (i, _), entry in zip(batch, entries, strict=True):
-                results[i] = entry
+                    yield decode_vector(entry["embedding"], "embedding")
 
-        self._connection.for_each(bounded(files_of(sources, results), lambda one: len(one[1][1])), embed, AT_ONCE)
+        options: Any = {"fields": lambda _: fields, "params": short, "workers": AT_ONCE}
+        send_files(self._connection, "/api/v1/embed", files_of(sources, results), results, read, **options)
         return results
 
     def embed(self, images: Iterable[ImageLike], *, model: str | None = None) -> np.ndarray:
@@ -277,7 +258,6 @@ class Client:
         return np.zeros((0, self.model(name).embed_dim), np.float32)
 
     def _embed_by(self, images: Sequence[ImageLike], model: str | None) -> tuple[str, np.ndarray]:
-        """Return the name of a model, and its vectors of images."""
         name = model if model is not None else self.list_models()[0].name
         return name, self.embed(images, model=name)
 
@@ -320,7 +300,6 @@ class Client:
 
 
 def _query_fields(query: Query | None) -> dict[str, Any]:
-    """Return the query in the form of the REST body."""
     if query is None:
         return {}
     from nnclr_hub.encoder.attention import Box, Point

@@ -63,7 +63,7 @@ class RemoteJobs:
 
     def start(self, task: str, request: Request) -> Job:
         """Start a job that runs a task of `workbench.tasks` without a file."""
-        path, params, body = find_task(task).call(request)
+        path, params, body = find_task(task, request).call(request)
         return self._connection.send(Call("POST", f"/api/v1{path}", params, json=body)).read(Job.of)
 
     def get(self, id: str) -> Job:

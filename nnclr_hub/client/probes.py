@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.client.jobs import Job
-from nnclr_hub.client.transport import Answer, Call, Connection, make_error
-from nnclr_hub.client.uploads import bounded, files_of
+from nnclr_hub.client.jobs import Job, RemoteJobs
+from nnclr_hub.client.transport import Call, Connection, make_error
+from nnclr_hub.client.uploads import files_of, send_files
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError, ProbeNotFound, ServiceError
 from nnclr_hub.plural import counted
 from nnclr_hub.probe.metrics import Label, Labeling
@@ -98,6 +98,8 @@ class RemoteProbes:
             l2, balanced, threshold, reject_far: see `fit_linear_probe`.
             replace: replace a probe of the same name.
         """
+        from nnclr_hub.workbench.probes import ProbeFit
+
         check_name(name, "Probe name")
         items = None
         if vectors is not None or images is not None or labels is not None:
@@ -106,10 +108,9 @@ class RemoteProbes:
                 model, vectors = self._embed(images, model)
             rows = zip(vectors, known, strict=True) if vectors is not None else ()
             items = [{"vector": encode_vector(row), "label": label} for row, label in rows]
-        body = {"name": name, "collection": collection, "field": field, "where": where, "items": items, "model": model}
-        body |= {"l2": l2, "balanced": balanced, "threshold": threshold, "reject_far": reject_far, "replace": replace}
-        body = {key: value for key, value in body.items() if value is not None}
-        return self._connection.send(Call("POST", ROOT, json=body)).read(Job.of)
+        options: Any = {"l2": l2, "balanced": balanced, "threshold": threshold, "reject_far": reject_far}
+        options |= {"collection": collection, "field": field, "where": where, "items": items, "model": model}
+        return RemoteJobs(self._connection).start("probe_fit", ProbeFit(name=name, replace=replace, **options))
 
     def get(self, name: str) -> ProbeInfo:
         """Return a probe."""
@@ -151,13 +152,11 @@ class RemoteProbes:
             if ids is not None:
                 body |= {"collection": collection, "ids": check_ids(ids)}
             parts = len(body.get("vectors", body.get("ids", ())))
-            return _labelings(self._connection.send(Call("POST", path, json=body, parts=parts)))
+            answer = self._connection.send(Call("POST", path, json=body, parts=parts))
+            return answer.read(_read_labelings) if answer.status < 300 else list(answer.failures.values())
         results: list[Any] = [None] * len(images)
-        for batch in bounded(files_of(images, results), lambda one: len(one[1][1])):
-            files = [("files", file) for _, file in batch]
-            answer = self._connection.send(Call("POST", path, files=files, fields={"top": str(top)}, parts=len(files)))
-            for (i, _), labeling in zip(batch, _labelings(answer), strict=True):
-                results[i] = labeling
+        files, fields = files_of(images, results), {"top": str(top)}
+        send_files(self._connection, path, files, results, _read_labelings, fields=lambda _: fields)
         return results
 
     def export(self, name: str, folder: str | Path) -> Path:
@@ -192,7 +191,6 @@ def _labels(vectors: Any, images: Any, labels: Any) -> list[Any]:
 
 
 def _plain(label: Any) -> Any:
-    """Return a label in its JSON form."""
     if isinstance(label, str | int) and not isinstance(label, bool):
         return label
     if isinstance(label, np.integer):
@@ -202,14 +200,11 @@ def _plain(label: Any) -> Any:
     raise InvalidRequest(f"{label!r:.100} is not a valid label; use strings or whole numbers.")
 
 
-def _labelings(answer: Answer) -> list[Labeling | NNCLRHubError]:
-    if answer.status >= 300:
-        return [answer.failures[i] for i in range(len(answer.failures))]
-
+def _read_labelings(body: Any) -> list[Labeling | NNCLRHubError]:
     def read(entry: dict[str, Any]) -> Labeling | NNCLRHubError:
         if entry.get("error") is not None:
             return make_error(entry["error"]["code"], entry["error"]["detail"])
         label = tuple(entry["labels"]) if entry.get("labels") is not None else entry.get("label")
         return Labeling(label, tuple((one["label"], one["probability"]) for one in entry["top"]))
 
-    return answer.read(lambda body: [read(entry) for entry in body["results"]])
+    return [read(entry) for entry in body["results"]]

@@ -18,18 +18,29 @@ from nnclr_hub.client.uploads import (
     MOST,
     bounded,
     files_of,
+    image_error,
     list_folder,
     load,
     own_items,
     patiently,
-    send_images,
+    send_files,
 )
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
-from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, VectorStore, Where
+from nnclr_hub.store.base import (
+    DEFAULTS,
+    ById,
+    Collection,
+    Item,
+    Match,
+    Page,
+    Progress,
+    SearchOptions,
+    VectorStore,
+    Where,
+)
 from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
 from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.where import parse
@@ -170,7 +181,7 @@ class RemoteCollection(Collection):
 
     def read_all(self, limit: int = PAGE, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         """Yield all items in the order of their ids, in lists of 1 to `limit`."""
-        for items in pages(self, limit=limit):
+        for items in self.pages(limit=limit):
             jpegs = self.thumbnails([item.id for item in items]) if thumbnails else [None] * len(items)
             yield [replace(item, thumbnail=jpeg) for item, jpeg in zip(items, jpegs, strict=True)]
 
@@ -240,7 +251,9 @@ class RemoteCollection(Collection):
         self._connection.for_each(bounded(bodies, lambda one: len(to_json(one[1])) + 2), search, SEARCHES_AT_ONCE)
         return found
 
-    def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
+    def nearest(
+        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int = 10, options: SearchOptions = DEFAULTS
+    ) -> list[list[Match]]:
         """Run `search` for each vector, with the options as one object."""
         answers = self.search_queries([SearchQuery.of(vector=row, k=k, **vars(options)) for row in vectors])
         for answer in answers:
@@ -268,11 +281,16 @@ class RemoteCollection(Collection):
         """Add images; return one entry per image when those that could be read are durable: None or its error."""
         connection, new = patiently(self._connection), AddRequest.of(images).images
         errors: list[ImageError | None] = [None] * len(new)
-        files = ((i, (file, new[i].note())) for i, file in files_of((one.image for one in new), errors))
-        for batch in bounded(files, lambda one: len(one[1][0][1]) + len(to_json(one[1][1]).encode()) + 1):
-            answers = send_images(connection, f"{self._path}/items", [one for _, one in batch])
-            for (i, _), error in zip(batch, answers, strict=True):
-                errors[i] = error
+        notes = [to_json(one.note()) for one in new]
+
+        def read(body: Any) -> Iterator[ImageError | None]:
+            for error in (one.get("error") for one in body["results"]):
+                yield None if error is None else image_error(make_error(error["code"], error["detail"]))
+
+        options: Any = {"extra": lambda i: len(notes[i].encode()) + 1}
+        options |= {"fields": lambda positions: {"items": f"[{','.join(notes[i] for i in positions)}]"}}
+        files = files_of((one.image for one in new), errors)
+        send_files(connection, f"{self._path}/items", files, errors, read, **options)
         return errors
 
     def index_folder(
@@ -285,7 +303,7 @@ class RemoteCollection(Collection):
         listing = list_folder(request)
         self.info()  # a wrong name is reported before anything is compared
         patient = RemoteCollection(patiently(self._connection), self.name)
-        indexed = pages(patient, {"must": [{"key": "path", "exists": True}]}, limit=PAGE, with_vector=False)
+        indexed = patient.pages({"must": [{"key": "path", "exists": True}]}, limit=PAGE, with_vector=False)
         held = {item.id: dict(item.metadata) for page in indexed for item in page if "root" in item.metadata}
         known = own_items(self.name, listing, held)
         changes = find_changes(listing, known, prune=request.prune, unique=request.source is not None)
@@ -477,7 +495,6 @@ def _alias_path(alias: str) -> str:
 
 
 def _read_info(body: dict[str, Any]) -> CollectionInfo:
-    """Return the state of a collection in an answer."""
     spec = {one.name: body[one.name] for one in fields(CollectionSpec)}
     known = {one: body[one] for one in ("name", "count", "durable_seq", "indexed_seq", "vectors_seq", "state", "bytes")}
     return CollectionInfo(
@@ -491,7 +508,6 @@ def refuse(hint: str) -> NoReturn:
 
 
 def _chosen(ids: Sequence[str] | None, where: Where | None) -> Iterator[dict[str, Any]]:
-    """Yield what chooses the items in the bodies of as many requests as it takes."""
     wanted, _ = check_choice(ids, where)
     if wanted is None:
         yield {"where": where}

@@ -221,7 +221,6 @@ class Connection:
             return left
 
     def _is_temporary(self, failure: NNCLRHubError, attempt: int) -> bool:
-        """Return whether the same call may succeed a moment later."""
         if isinstance(failure, ServerUnreachable):
             return (self._patience > 0 and self._answered.is_set()) or attempt + 1 < LOST
         return isinstance(failure, Overloaded | NotReady) or (
@@ -336,7 +335,6 @@ def make_error(code: str, detail: str, wait: float | None = None) -> NNCLRHubErr
 
 
 def _problem(answer: Answer) -> dict[str, Any] | None:
-    """Return the problem in an answer, in either envelope; None if it does not come from `nnclr serve`."""
     kind = answer.headers.get("content-type", "").split(";")[0]
     if kind not in ("application/json", "application/problem+json"):
         return None
@@ -347,7 +345,7 @@ def _problem(answer: Answer) -> dict[str, Any] | None:
 
 
 def _retry_after(answer: Answer) -> float | None:
-    """Return the seconds of the Retry-After header, which proxies may send as a date; None without one."""
+    # proxies may send a date
     text = answer.headers.get("retry-after", "")
     if text.isdecimal():
         return float(text)

@@ -9,14 +9,14 @@ from __future__ import annotations
 import hashlib
 import io
 import socket
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from nnclr_hub.client.transport import Call, Connection, make_error, to_json
+from nnclr_hub.client.transport import Call, Connection, to_json
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, NNCLRHubError, RequestTooLarge
 from nnclr_hub.images.source import Place
 from nnclr_hub.read_ahead import batches
@@ -61,26 +61,54 @@ def image_error(error: NNCLRHubError) -> ImageError:
     return error if isinstance(error, ImageError) else ImageError(str(error))
 
 
-def send_images(
-    connection: Connection, path: str, images: Sequence[tuple[File, dict[str, Any]]]
-) -> list[ImageError | None]:
-    """Send files with their notes, in two halves if the server finds them too large; return an error or None each."""
-    if not images:
-        return []
-    files = [("files", file) for file, _ in images]
-    fields = {"items": to_json([note for _, note in images])}
-    try:
-        call = Call("POST", path, files=files, fields=fields, parts=len(files))
-        answer = connection.send(call)
-    except RequestTooLarge as error:
-        if len(images) == 1:
-            return [ImageTooLarge(str(error))]
-        half = len(images) // 2
-        return send_images(connection, path, images[:half]) + send_images(connection, path, images[half:])
-    if answer.status >= 300:
-        return [image_error(answer.failures[i]) for i in range(len(files))]
-    errors = answer.read(lambda body: [one.get("error") for one in body["results"]])
-    return [None if one is None else image_error(make_error(one["code"], one["detail"])) for one in errors]
+def send_files(
+    connection: Connection,
+    path: str,
+    files: Iterable[tuple[int, File]],
+    results: list[Any],
+    read: Callable[[Any], Iterable[Any]],
+    *,
+    fields: Callable[[list[int]], Mapping[str, str]] = lambda positions: {},
+    extra: Callable[[int], int] = lambda position: 0,
+    params: Mapping[str, str] = {},
+    workers: int = 1,
+) -> None:
+    """Send files in as many requests as it takes; put an entry for each file, or its error, into `results`.
+
+    Two halves of a request are sent if the server finds it too large.
+
+    Args:
+        files: each with its position in `results`.
+        read: returns an entry for each file of a request from the JSON of its answer.
+        fields: what a request says about the files at these positions. extra: bytes of that for one of them.
+    """
+
+    def send(batch: list[tuple[int, File]]) -> None:
+        positions, parts = [i for i, _ in batch], [("files", file) for _, file in batch]
+        try:
+            call = Call("POST", path, params, files=parts, fields=fields(positions), parts=len(parts))
+            answer = connection.send(call)
+        except RequestTooLarge as error:
+            if len(batch) == 1:
+                results[positions[0]] = ImageTooLarge(str(error))
+                return
+            half = len(batch) // 2
+            send(batch[:half])
+            send(batch[half:])
+            return
+        if answer.status >= 300:
+            entries: list[Any] = [image_error(answer.failures[i]) for i in range(len(parts))]
+        else:
+            entries = answer.read(lambda body: list(read(body)))
+        for i, entry in zip(positions, entries, strict=True):
+            results[i] = entry
+
+    batches = bounded(files, lambda one: len(one[1][1]) + extra(one[0]))
+    if workers > 1:
+        connection.for_each(batches, send, workers)
+    else:
+        for batch in batches:
+            send(batch)
 
 
 # ------------------------------------------------------------------------------ folders

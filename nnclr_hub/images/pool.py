@@ -21,6 +21,7 @@ import os
 import queue
 import re
 import resource
+import select
 import signal
 import sys
 import threading
@@ -163,8 +164,7 @@ class DecodingPool:
                 self._running.add(worker)
                 worker.connection.send((operation, sources[len(results) :], arguments, limits))
                 while len(results) < len(sources):
-                    if not worker.connection.poll(max(WALL_S, WALL_PER_CPU * limits.cpu_s)):
-                        raise TimeoutError
+                    worker.wait(max(WALL_S, WALL_PER_CPU * limits.cpu_s))
                     results.append(worker.connection.recv())
                     ended = 0
             except (EOFError, OSError) as error:  # OSError also for a process that is killed while it sends
@@ -253,6 +253,13 @@ class _Worker:
             # of a daemon, this program does not wait for the end at its own
             self.process = _Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
             self.process.start()
+        self._results = select.poll()
+        self._results.register(self.connection, select.POLLIN)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a result, or raise TimeoutError. `Connection.poll` registers the pipe for each wait."""
+        if not self._results.poll(1000 * seconds):
+            raise TimeoutError
 
     def end(self) -> int:
         """End the process; return its exit status, or minus the signal that had ended it before."""

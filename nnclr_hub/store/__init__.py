@@ -46,6 +46,7 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
         return MilvusStore(uri, read_only=read_only, shared=shared)
     try:
         from nnclr_hub.store.folder.store import EmbeddedStore
+        from nnclr_hub.store.settings import StoreSettings
     except ModuleNotFoundError as error:
         if error.name != "faiss":
             raise
@@ -53,4 +54,5 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
             "A store needs the package faiss-cpu, which is not installed: pip install faiss-cpu."
         ) from error
 
-    return EmbeddedStore(uri, read_only=read_only, memory=memory)
+    settings = None if memory is None else StoreSettings(memory=memory)
+    return EmbeddedStore(uri, read_only=read_only, settings=settings)

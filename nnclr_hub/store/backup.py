@@ -24,7 +24,7 @@ import sqlite3
 import time
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -60,7 +60,6 @@ FORMAT = "nnclr_hub backup, version 4"
 CHUNK_PAGES = 1024  # 16 MiB
 MOST_CHUNKS = 1000  # in a file, beyond those that are full
 HASH = 16  # bytes of the SHA-256 of a page
-DAMAGED = ".json.damaged"  # what the description of a backup is renamed to that cannot be read
 _ID = re.compile(r"\d{8}T\d{6}\.\d{6}Z")
 _CHUNK = re.compile(r"\.?[0-9a-f]{64}(\..*part)?")  # a chunk, or one that was not written completely
 Chunk = tuple[str, int]  # SHA-256 in hex, and bytes
@@ -132,7 +131,7 @@ def back_up(
     place = _Place(to)
     with place.locked(store.folder):
         ids, own = place.ids(), read_id(store.folder)
-        previous = next(iter(place.sound(ids[-1:])), None)
+        previous = next(place.sound(reversed(ids)), None)
         if previous is not None and None not in (previous.store, own) and previous.store != own:
             raise InvalidRequest(
                 f"{to} has backups of another store; use one destination for each store, because old backups are "
@@ -156,8 +155,6 @@ def back_up(
                 f"removed. {reason}. Every backup ends like this until you run `nnclr store repair {name}` or `nnclr "
                 f"store drop {name}`."
             )
-        if previous is None:
-            place.sound(ids[-1:], set_aside=True)
         try:
             removed, freed = (0, 0) if keep is None else _prune(place, keep)
         except NNCLRHubError as error:
@@ -277,20 +274,24 @@ class _Copy:
 def _prune(place: _Place, keep: int) -> tuple[int, int]:
     """Remove all backups but the newest ones; return how many, and the bytes of the chunks that were removed.
 
-    Backups that cannot be read do not count. As long as there is one that is newer than the oldest that is kept, no
-    chunk is removed, because it may use it.
+    Backups that cannot be read do not count. Damaged ones are removed when they are older than those that are kept. No
+    chunk is removed next to others, because they may use it.
     """
-    sound = place.sound(place.ids(), set_aside=True)
-    oldest, aside = sound[-keep:][0].id, place.ids(DAMAGED)
-    # those of a newer version are neither sound nor set aside
-    is_unknown = max(aside, default="") > oldest or len(place.ids()) > len(sound)
-    place.remove([f"backups/{backup.id}.json" for backup in sound[:-keep]])
-    place.remove([f"backups/{id}{DAMAGED}" for id in aside if id < oldest])
-    used = {sha256 for backup in sound[-keep:] for sha256, _ in backup.chunks}
+    sound, unreadable = [], dict[str, StoreError]()
+    for id in place.ids():
+        try:
+            sound.append(place.backup(id))
+        except (StoreCorrupt, StoreTooNew) as error:
+            unreadable[id] = error
+    old, kept = sound[:-keep], sound[-keep:]
+    lost = [id for id, error in unreadable.items() if isinstance(error, StoreCorrupt) and id < kept[0].id]
+    place.remove([f"backups/{id}.json" for id in [*(backup.id for backup in old), *lost]])
+    used = {sha256 for backup in kept for sha256, _ in backup.chunks}
     # also those that a crash has left
-    unused = {} if is_unknown else {name: size for name, size in place.chunks().items() if name not in used}
+    is_known = len(unreadable) == len(lost)
+    unused = {name: size for name, size in place.chunks().items() if is_known and name not in used}
     place.remove([f"chunks/{name}" for name in unused])
-    return len(sound[:-keep]), sum(unused.values())
+    return len(old), sum(unused.values())
 
 
 # ------------------------------------------------------------------------------ list, verify and restore
@@ -299,7 +300,7 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
 def list_backups(source: str | Path) -> list[Backup]:
     """Return the backups at an address, oldest first; those with a damaged description are left out with a warning."""
     place = _Place(source)
-    return place.sound(place.ids())
+    return list(place.sound(place.ids()))
 
 
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
@@ -477,9 +478,9 @@ class _Place:
                 log.warning("%s cannot be locked, so make only one backup to it at a time", self._address)
             yield
 
-    def ids(self, suffix: str = ".json", *, some: bool = False) -> list[str]:
+    def ids(self, *, some: bool = False) -> list[str]:
         """Return the ids of the backups, oldest first; with `some`, at least one."""
-        names = [name.removesuffix(suffix) for name in self._sizes("backups") if name.endswith(suffix)]
+        names = [name.removesuffix(".json") for name in self._sizes("backups")]
         ids = sorted(filter(_ID.fullmatch, names))
         if some and not ids:
             raise InvalidRequest(f"{self._address} has no backup; check the address.")
@@ -500,18 +501,13 @@ class _Place:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
 
-    def sound(self, ids: Iterable[str], *, set_aside: bool = False) -> list[Backup]:
-        """Return the backups whose description can be read; with `set_aside`, rename damaged ones."""
-        found = []
+    def sound(self, ids: Iterable[str]) -> Iterator[Backup]:
+        """Yield the backups whose description can be read."""
         for id in ids:
             try:
-                found.append(self.backup(id))
+                yield self.backup(id)
             except (StoreCorrupt, StoreTooNew) as error:
                 log.warning("a backup is skipped (%s)", error)
-                if set_aside and isinstance(error, StoreCorrupt):
-                    with self._used(), suppress(FileNotFoundError):  # another process has just removed it
-                        self._fs.mv(f"backups/{id}.json", f"backups/{id}{DAMAGED}")
-        return found
 
     def with_hint(self, id: str, problem: str) -> str:
         """Return what is wrong with a backup, and how to remove it."""

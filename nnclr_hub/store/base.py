@@ -11,13 +11,14 @@ from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidReques
 from nnclr_hub.html_table import html_table
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.facets import Facet
-from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptions, Where, is_same
+from nnclr_hub.store.items import DEFAULTS, ById, Item, Match, Page, Progress, SearchOptions, Where, is_same
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors
 from nnclr_hub.store.records import Records
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.spec import CollectionSpec, Embeds
 
 __all__ = [
+    "DEFAULTS",
     "ById",
     "Collection",
     "CollectionSpec",
@@ -43,6 +44,7 @@ class Collection(Protocol):
     spec: CollectionSpec
     random_scores: RandomScores  # for percentiles; each collection makes RandomScores(self)
     takes_thumbnails = True  # with items; else `upsert` refuses items that have one
+    keeps_changes = True  # in a log, see `changes`; a collection without one cannot be re-embedded
 
     def upsert(self, items: Sequence[Item]) -> int:
         """Add items, or replace those with the same ids; return the number of the change."""
@@ -130,21 +132,29 @@ class Collection(Protocol):
         """
         ...
 
+    def pages(self, where: Where | None = None, *, limit: int = 1000, with_vector: bool = True) -> Iterator[list[Item]]:
+        """Yield all items in the order of their ids, in lists of 1 to `limit`; see `scroll`.
+
+        Items may be stored or deleted during the iteration.
+        """
+        cursor: str | None = None
+        while True:
+            page = self.scroll(cursor, limit, where, with_vector=with_vector)
+            if page.items:
+                yield page.items
+            cursor = page.cursor
+            if cursor is None:
+                return
+
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         """Yield all items in the order of their ids, in lists of 1 to `limit`, with or without thumbnails.
 
         A store in a folder yields the items of one moment. On Milvus, items that are written during the iteration may
         be missing.
         """
-        cursor: str | None = None
-        while True:
-            page = self.scroll(cursor, limit, with_vector=not thumbnails)
-            items = self.get([item.id for item in page.items]) if thumbnails else page.items
-            if items:
-                yield items
-            cursor = page.cursor
-            if cursor is None:
-                return
+        for items in self.pages(limit=limit, with_vector=not thumbnails):
+            if found := self.get([item.id for item in items]) if thumbnails else items:  # some may be deleted by now
+                yield found
 
     def search(
         self,
@@ -174,39 +184,16 @@ class Collection(Protocol):
             offset: how many of the nearest to skip; k + offset is at most 10,000.
             with_percentile: matches carry the percentiles of their scores; see `percentiles`.
         """
-        options = SearchOptions(where, exact, score_threshold, with_vector, effort, with_percentile)
-        return self._skip([vector], k, offset, options)[0]
-
-    def search_batch(
-        self,
-        vectors: Sequence[np.ndarray] | np.ndarray,
-        k: int = 10,
-        where: Where | None = None,
-        *,
-        exact: bool = False,
-        score_threshold: float | None = None,
-        with_vector: bool = False,
-        effort: int | None = None,
-        offset: int = 0,
-        with_percentile: bool = False,
-    ) -> list[list[Match]]:
-        """Run `search` for each row of vectors (n, D), several at a time."""
-        options = SearchOptions(where, exact, score_threshold, with_vector, effort, with_percentile)
-        return self._skip(vectors, k, offset, options)
-
-    def _skip(
-        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, offset: int, options: SearchOptions
-    ) -> list[list[Match]]:
         if isinstance(offset, bool) or not isinstance(offset, int | np.integer) or offset < 0:
             raise InvalidRequest(f"offset must be a whole number of at least 0, got {offset!r:.80}.")
-        if not offset:  # k is checked by the collection
-            return self.search_each(vectors, k, options)
-        return [matches[offset:] for matches in self.search_each(vectors, k + offset, options)]
+        options = SearchOptions(where, exact, score_threshold, with_vector, effort, with_percentile)
+        # without an offset, the collection checks k
+        return self.search_each([vector], k + offset if offset else k, options)[0][offset:]
 
     def search_each(
-        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions
+        self, vectors: Sequence[np.ndarray] | np.ndarray, k: int = 10, options: SearchOptions = DEFAULTS
     ) -> list[list[Match]]:
-        """Run `search` for each vector, with the options as one object."""
+        """Run `search` for each row of vectors (n, D), several at a time, with the options as one object."""
         if not options.with_percentile:
             return self.nearest(vectors, k, options)
         return self.random_scores.with_percentiles(lambda: self.nearest(vectors, k, options))
@@ -254,7 +241,7 @@ class Collection(Protocol):
 
     def check(self, embedder: Embeds) -> None:
         """Raise FingerprintMismatch unless the embedder's vectors belong to this collection."""
-        self.spec.check(embedder, self.name)
+        self.spec.check(embedder, self.name, reembeds=self.keeps_changes)
 
     def changes(self, since: int = 0, limit: int = 1000, *, wait: float = 0.0, log: str | None = None) -> ChangePage:
         """Return what changed after a change; all of a commit is on one page if it has at most `limit` changes.

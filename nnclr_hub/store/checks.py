@@ -14,7 +14,7 @@ import orjson
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.plural import counted
-from nnclr_hub.store.items import Item, SearchOptions
+from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
 
 MAX_K = 10_000
@@ -65,21 +65,6 @@ def check_collection_name(name: str, what: str = "Collection name") -> str:
     return name
 
 
-def check_k(k: int, most: int = MAX_K) -> int:
-    """Return the number of neighbors if it is valid."""
-    return check_whole("k", k, most)
-
-
-def check_effort(effort: int | None, most: int = MAX_EFFORT) -> int | None:
-    """Return the search effort if it is valid."""
-    return None if effort is None else check_whole("effort", effort, most)
-
-
-def check_limit(limit: int) -> int:
-    """Return the size of a page if it is valid."""
-    return check_whole("limit", limit, MAX_LIMIT)
-
-
 def check_whole(name: str, value: int, most: int) -> int:
     """Return a whole number from 1 to `most` if it is valid."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
@@ -87,10 +72,12 @@ def check_whole(name: str, value: int, most: int) -> int:
     return int(value)
 
 
-def check_options(options: SearchOptions) -> None:
-    """Check effort and score threshold; the filter is checked when it is compiled."""
-    check_effort(options.effort)
-    check_threshold(options.score_threshold)
+def check_search(k: int, effort: int | None, threshold: float | None) -> None:
+    """Check the numbers of a search; its filter is checked when it is compiled."""
+    check_whole("k", k, MAX_K)
+    if effort is not None:
+        check_whole("effort", effort, MAX_EFFORT)
+    check_threshold(threshold)
 
 
 def check_threshold(threshold: float | None) -> None:

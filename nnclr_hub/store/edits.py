@@ -61,8 +61,8 @@ def check_unchanged(expected: ById | None, items: Iterable[tuple[str, Mapping[st
     if conflicts:
         first = next(iter(conflicts))
         raise MetadataConflict(
-            f"Nothing was changed: {len(conflicts)} of {counted(len(expected or ()), 'item')} with other metadata than "
-            f"expected. For example, {first!r} has {conflicts[first]!r:.200}; read them again.",
+            f"Nothing was changed, because the metadata of {len(conflicts)} of {counted(len(expected or ()), 'item')} "
+            f"differ from what was expected. For example, {first!r} has {conflicts[first]!r:.200}; read them again.",
             conflicts,
         )
 
@@ -74,11 +74,6 @@ def _matches(value: Any, expected: Any) -> bool:
     if isinstance(expected, list | tuple):
         return isinstance(value, list) and len(value) == len(expected) and all(map(_matches, value, expected))
     return isinstance(value, bool) == isinstance(expected, bool) and value == expected
-
-
-def only_removes(patch: Mapping[str, Any]) -> bool:
-    """Return whether merging a patch cannot add anything."""
-    return isinstance(patch, Mapping) and all(value is None for value in patch.values())
 
 
 def merged(metadata: Any, patch: Any) -> Any:

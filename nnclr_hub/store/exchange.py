@@ -241,7 +241,7 @@ def read_manifest(folder: Path) -> Manifest:
         spec, files = CollectionSpec(**content["spec"]), tuple(content["files"])
         manifest = Manifest(str(content["name"]), spec, content["items"], bool(content["thumbnails"]), files)
         if [file["file"] for file in files] != list(map(_name, range(len(files)))):  # a path must not leave the folder
-            raise ValueError("the names of its files")
+            raise ValueError("its files have unexpected names")
         if manifest.items != sum(file["items"] for file in files):
             raise ValueError("the number of items is not the sum of the files")
         return manifest

@@ -79,6 +79,9 @@ class SearchOptions:
     with_percentile: bool = False
 
 
+DEFAULTS = SearchOptions()
+
+
 def is_same(one: Item, other: Item) -> bool:
     """Return whether two items have the same vector, metadata and thumbnail."""
     return (

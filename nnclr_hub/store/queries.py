@@ -16,11 +16,10 @@ import numpy as np
 
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.checks import MAX_K, check_k, check_vectors
-from nnclr_hub.store.items import Match, SearchOptions, Where
+from nnclr_hub.store.checks import MAX_K, check_vectors, check_whole
+from nnclr_hub.store.items import DEFAULTS, Match, SearchOptions, Where
 from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN, value_of
 
-EVERYTHING = SearchOptions()
 FIRST_K = 64
 MAX_INTEGER = 2**63  # filters take smaller integers only
 
@@ -30,7 +29,7 @@ def search_like(
     positive: Sequence[str | np.ndarray],
     negative: Sequence[str | np.ndarray] = (),
     k: int = 10,
-    options: SearchOptions = EVERYTHING,
+    options: SearchOptions = DEFAULTS,
 ) -> list[Match]:
     """Return the k items nearest to positive examples and away from negative ones, best first.
 
@@ -44,7 +43,7 @@ def search_like(
     if len(positive) == 0:
         raise InvalidRequest("A search by examples needs at least one positive example; give an id or a vector.")
     ids = list(dict.fromkeys(example for example in (*positive, *negative) if isinstance(example, str)))
-    if check_k(k) + len(ids) > MAX_K:
+    if check_whole("k", k, MAX_K) + len(ids) > MAX_K:
         raise InvalidRequest(f"k plus the number of examples by id must be at most {MAX_K}, got {k} + {len(ids)}.")
     known = {item.id: item.vector for item in collection.get(ids)} if ids else {}
     if missing := [id for id in ids if id not in known]:
@@ -65,14 +64,14 @@ def search_like(
 
 
 def best_per_group(
-    collection: Collection, vector: np.ndarray, key: str, k: int = 10, options: SearchOptions = EVERYTHING
+    collection: Collection, vector: np.ndarray, key: str, k: int = 10, options: SearchOptions = DEFAULTS
 ) -> list[Match]:
     """Return the nearest item of each of the k nearest groups, best first.
 
     Items with an equal value of the metadata key form a group. More and more items are searched until k groups are
     found or all items were seen, so no nearer group is missed. Items without the key, or with null, are in no group.
     """
-    check_k(k)
+    check_whole("k", k, MAX_K)
     grouped = _also(options.where, must=[{"key": key, "exists": True}], must_not=[{"key": key, "match": None}])
 
     def search(wanted: int, excluded: list[Any]) -> list[Match]:

@@ -97,11 +97,14 @@ class CollectionSpec:
         whitens = transforms and self.fingerprint and self.metric == "cosine" and self.dim <= MAX_WHITENED
         return replace(self, vectors="half_whiten" if whitens else "raw")
 
-    def check(self, embedder: Embeds, collection: str) -> None:
-        """Raise FingerprintMismatch if an embedder's vectors cannot be compared with those of the collection."""
+    def check(self, embedder: Embeds, collection: str, *, reembeds: bool) -> None:
+        """Raise FingerprintMismatch if an embedder's vectors cannot be compared with those of the collection.
+
+        `reembeds`: whether the store can re-embed the collection.
+        """
         if self.fingerprint and embedder.fingerprint != self.fingerprint:
             names = [(self.model or "").partition("?"), embedder.name.partition("?")]
-            step = f"move it to this one with `nnclr store reembed {collection} --model {quote(embedder.name)}`"
+            step = next_step(collection, embedder.name, reembeds=reembeds)
             if names[0][0] == names[1][0] and names[0] != names[1]:  # thumbnails lack other channels
                 step = "index the images into another collection"
             ours, other = self.model or "another encoder", ""
@@ -111,3 +114,13 @@ class CollectionSpec:
                 f"Collection {collection!r} holds vectors of {ours} ({self.fingerprint[:8]}), not of {embedder.name} "
                 f"({embedder.fingerprint[:8]}). Use {other or 'its model'}, or {step}."
             )
+
+
+def next_step(collection: str, model: str, *, reembeds: bool) -> str:
+    """Return what to do to use a collection with another model, as the end of a sentence."""
+    if reembeds:
+        return f"re-embed it with `nnclr store reembed {collection} --model {quote(model)}`"
+    return (
+        f"index the images into another one with `nnclr index FOLDER --collection OTHER --model {quote(model)}`, and "
+        "use an alias: `nnclr store alias ALIAS OTHER`"
+    )

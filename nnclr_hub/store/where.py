@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from typing import Any
 
@@ -264,6 +264,7 @@ def rounded(value: Any) -> Any:
     return value
 
 
+@lru_cache(1 << 12)  # the conditions of a filter read the same dates
 def instant(text: Any) -> int | None:
     """Return microseconds since 1970 of a date or time in ISO 8601; None for anything else."""
     if not isinstance(text, str):

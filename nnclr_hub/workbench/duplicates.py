@@ -18,9 +18,8 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.duplicates import chance_threshold, link_pairs
 from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches
-from nnclr_hub.store.base import Collection, Item, Progress, Where
+from nnclr_hub.store.base import Collection, Item, Progress, SearchOptions, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
 from nnclr_hub.store.where import parse, value_of
@@ -130,7 +129,7 @@ def near_duplicates(
             full: list[Item] = []
             for some in batches(waiting, max(1, MATCHES_AT_ONCE // k)):
                 vectors = np.stack([item.vector for item in some])
-                found = collection.search_batch(vectors, k, where, exact=exact, score_threshold=threshold)
+                found = collection.search_each(vectors, k, SearchOptions(where, exact, threshold))
                 for item, matches in zip(some, found, strict=True):
                     for match in matches:
                         if match.id != item.id:
@@ -165,7 +164,7 @@ def calibrated_threshold(collection: Collection) -> float:
             f"{collection.name!r} has {counted(total, 'item')} and {collection.spec.metric}. Give a score."
         )
     rows: list[np.ndarray] = []
-    for items in pages(collection, None, limit=PAGE):
+    for items in collection.pages(limit=PAGE):
         rows += [item.vector for item in items]
         if len(rows) >= SAMPLE:
             break
@@ -183,7 +182,7 @@ def _counted(
     collection: Collection, where: Where | None, limit: int, progress: Progress, *, with_vector: bool
 ) -> Iterator[list[Item]]:
     total, done = collection.count(where), 0
-    for items in pages(collection, where, limit=limit, with_vector=with_vector):
+    for items in collection.pages(where, limit=limit, with_vector=with_vector):
         yield items
         done += len(items)
         progress(done, max(done, total))

@@ -413,9 +413,8 @@ def warn_of_other_sources(listing: Listing, held: Known, advice: str) -> None:
     shared = {root for id, root in roots.items() if id in listing.images} - own
     for root, count in Counter(roots.values()).items():
         if root in shared:
-            log.warning(
-                "not pruned: %s of source %s; %s", counted(count, "item"), root, advice.format(shlex.quote(root))
-            )
+            what, hint = counted(count, "item"), advice.format(shlex.quote(root))
+            log.warning("pruning keeps %s of source %s; %s", what, root, hint)
 
 
 def _gone(listing: Listing, known: Known, *, prune: bool) -> tuple[tuple[str, ...], int]:
@@ -472,11 +471,11 @@ def _log_other_folder(listing: Listing, origins: Iterable[str]) -> None:
     archives = {name: f":{PurePosixPath(one.absolute).name}" for name, one in named if one.archive}
     for origin, count in Counter(origins).items():
         log.warning(
-            "kept: %s of source %s, not in %s, because another folder may have the same source, and these files; to "
-            "delete them, repeat with --source %s",
+            "%s lacks the files of %s of source %s, which are kept, because another folder may have the same source "
+            "and these files; to delete them, repeat with --source %s",
+            listing.sources[0].given,
             counted(count, "item"),
             origin,
-            listing.sources[0].given,
             shlex.quote(origin.removesuffix(archives.get(origin, ""))),
         )
 

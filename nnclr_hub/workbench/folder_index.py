@@ -20,7 +20,6 @@ from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.remote_files import is_address
 from nnclr_hub.store.base import Collection, Progress
-from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.file_import import ImportReport
 from nnclr_hub.workbench.folder_changes import (
@@ -64,7 +63,7 @@ def index_folder(
     collection, embedder = write(lambda collection, embedder: (collection, embedder))
     reading, tiling = embedder.reading, request.tiling  # a re-embedding keeps the reading
     listing = list_images_of(request.folder, prune=request.prune, tiling=tiling, reading=reading, labels=request.labels)
-    from_folders = pages(collection, {"must": [{"key": "root", "exists": True}]}, limit=PAGE, with_vector=False)
+    from_folders = collection.pages({"must": [{"key": "root", "exists": True}]}, limit=PAGE, with_vector=False)
     known = {item.id: dict(item.metadata) for items in from_folders for item in items}
     _refuse_clash(collection, listing, known)
     if not request.prune:

@@ -206,7 +206,7 @@ def _place(
 ) -> dict[str, tuple[Any, int]]:
     """Return the point and the cluster of each inspected or new item."""
     placed = dict(known)
-    matches = collection.search_batch(np.stack([item.vector for item in new]), ASKED) if new else []
+    matches = collection.search_each(np.stack([item.vector for item in new]), ASKED) if new else []
     waiting = {
         item.id: [one.id for one in found if one.id != item.id] for item, found in zip(new, matches, strict=True)
     }

@@ -166,8 +166,8 @@ def read_batch(path: str, format: str, start: int) -> tuple[list[Item | str], in
     size = sum(len(item) if isinstance(item, str) else item.vector.nbytes + _size(item.metadata) for item in items)
     if size > MOST_BATCH:
         raise InvalidRequest(
-            f"{counted(len(items), 'row')} of the file with {size >> 20} MiB; the limit is {MOST_BATCH >> 20} MiB. "
-            "Write shorter values."
+            f"The file has {counted(len(items), 'row')} that take {size >> 20} MiB together, and the limit is "
+            f"{MOST_BATCH >> 20} MiB. Write shorter values."
         )
     return items, done
 

@@ -22,7 +22,6 @@ from nnclr_hub.missing_values import is_missing
 from nnclr_hub.probe.linear_probe import Label
 from nnclr_hub.store import settings
 from nnclr_hub.store.base import Collection, Progress, Where
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import value_of
 
 PAGE = 1000
@@ -134,7 +133,7 @@ def labeled_items(
             "fewer items with a filter."
         )
     vectors, found, done = np.empty((total, dim), np.float32), [], 0
-    for items in pages(collection, _with_field(field, where), limit=PAGE):
+    for items in collection.pages(_with_field(field, where), limit=PAGE):
         for item in items[: total - done]:  # items that are added while this runs are ignored
             vectors[len(found)] = item.vector
             value = value_of(item.metadata, field, None)

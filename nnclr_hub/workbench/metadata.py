@@ -22,7 +22,6 @@ from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import ById, Collection, Item
 from nnclr_hub.store.checks import is_item_id
 from nnclr_hub.store.facets import MAX_VALUES, Counts, count_values
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import ABSENT, paths, value_of
 from nnclr_hub.table_rows import LABEL, UNCERTAIN, Matched, Named, TableRows
 
@@ -121,7 +120,7 @@ def table_values(collection: Collection, rows: TableRows, key: str = LABEL) -> T
     columns = rows.rows[0].cells if rows.rows else ()
     keys = {column: key if column == LABEL else column for column in columns if column != UNCERTAIN}
     counts = {own: Counts() for own in keys.values()}
-    for items in pages(collection, with_vector=False):  # `facets` does not work on Milvus
+    for items in collection.pages(with_vector=False):  # `facets` does not work on Milvus
         for own, counted in counts.items():
             count_values(counted, [value_of(item.metadata, own) for item in items])
     known: dict[str, list[Any]] = {}  # the most frequent scalars
@@ -144,7 +143,7 @@ def match_items(collection: Collection, rows: TableRows) -> Matched[str]:
     ids = [row.id for row in rows.rows if is_item_id(row.id)]
     found = rows.match(named_item(item) for some in batches(ids, AT_ONCE) for item in collection.get(some))
     if not found.cells:  # no row has the id of an item
-        found = rows.match(named_item(item) for items in pages(collection, with_vector=False) for item in items)
+        found = rows.match(named_item(item) for items in collection.pages(with_vector=False) for item in items)
     return rows.check(found, collection.name)
 
 

@@ -26,7 +26,6 @@ from nnclr_hub.errors import DiskFull, NNCLRHubError
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, VectorStore, Where
 from nnclr_hub.store.disk import NO_SPACE, fsync_folder
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench.metadata import FILE_HASH
 
@@ -142,7 +141,7 @@ class Originals:
         """Return the hashes of items, by ids or by a filter; none if no file is kept."""
         if not self.used:
             return []
-        found = [collection.get(ids)] if ids is not None else pages(collection, where, with_vector=False)
+        found = [collection.get(ids)] if ids is not None else collection.pages(where, with_vector=False)
         hashes = (item.metadata.get(FILE_HASH) for items in found for item in items)
         return [one for one in hashes if isinstance(one, str)]
 
@@ -164,6 +163,6 @@ class Originals:
         return {
             item.metadata[FILE_HASH]
             for info in self._store.list()
-            for items in pages(self._store.get(info.name), where, with_vector=False)
+            for items in self._store.get(info.name).pages(where, with_vector=False)
             for item in items
         }

@@ -42,8 +42,8 @@ from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Progress, Where
 from nnclr_hub.store.checks import check_name
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.records import Record, Records
+from nnclr_hub.store.where import check_key, parse
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.labels import LabeledVectors, label_of, labeled_items, refuse_few
@@ -185,6 +185,9 @@ class ProbeFit(FitOptions):
         """Raise InvalidRequest unless there is one source of rows."""
         super().validate()
         check_name(self.name, "Probe name")
+        parse(self.where)
+        if self.field is not None:
+            check_key(self.field)
         if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):
             raise InvalidRequest("Give either collection and field, or items.")
         if self.collection is None and self.where is not None:
@@ -565,7 +568,7 @@ def predict_collection(
     labels: list[Any] = []
     probabilities: list[np.ndarray] = []
     total = collection.count()
-    for items in pages(collection, None):
+    for items in collection.pages():
         found = probe.predict(unit_rows(np.stack([item.vector for item in items]).astype(np.float32)))
         ids += [(item.id, path_of(item)) for item in items]
         labels += found.labels
@@ -662,3 +665,9 @@ def probe_files(kept: KeptProbe) -> dict[str, bytes]:
     """Return a probe as files by name: probe.safetensors and probe.json for `LinearProbe.load`, and card.json."""
     card = json.dumps({"name": kept.name, **kept.about}, indent=2)
     return {**kept.probe.files(), CARD: (card + "\n").encode()}
+
+
+def probe_in_one_file(kept: KeptProbe) -> bytes:
+    """Return a probe as one safetensors file, whose metadata `probe` holds the JSON of `probe_files`."""
+    about = {"name": kept.name, **kept.about, **json.loads(kept.probe.files()[ABOUT])}
+    return kept.probe.files(("probe", json.dumps(about)))[WEIGHTS]

@@ -28,7 +28,7 @@ from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
-from nnclr_hub.store.pages import pages
+from nnclr_hub.store.spec import next_step
 from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.folder_index import BATCH, MAX_BATCH_BYTES
 from nnclr_hub.workbench.metadata import BOX, FILE_HASH, OFFSET, PIXEL_HASH, WINDOW
@@ -117,7 +117,12 @@ def reembed(
         InvalidRequest: if another re-embedding runs, or the store is not in a folder.
         StoreError: if items cannot be embedded; finished work is kept for the next call.
     """
-    bench.collection(name)  # a wrong name is reported before a model is loaded
+    # both are reported before a model is loaded
+    if not bench.collection(name).keeps_changes:
+        raise InvalidRequest(
+            "Only a store in a folder can re-embed a collection, because writes to others are in no log. Instead, "
+            f"{next_step(name, model, reembeds=False)}."
+        )
     embedder = bench.models.get(model)
     if not bench.reembedding.acquire(blocking=False):
         raise InvalidRequest("Another collection of this store is being re-embedded; wait until that is done.")
@@ -181,15 +186,9 @@ def _copy_of(store: VectorStore, old: Collection, embedder: Embedder) -> Collect
 
 
 def _position(collection: Collection) -> tuple[int, str]:
-    """Return the last change and the log that it is in; raise InvalidRequest if the store keeps none."""
+    """Return the last change and the log that it is in."""
     last = collection.info().durable_seq
-    try:
-        return last, collection.changes(last, 1).log
-    except InvalidRequest as error:
-        raise InvalidRequest(
-            "Only a store in a folder can re-embed a collection, because writes to others are in no log. Index the "
-            "images into another collection, then use an alias: `nnclr store alias ALIAS COLLECTION`."
-        ) from error
+    return last, collection.changes(last, 1).log
 
 
 class _Copying:
@@ -379,5 +378,5 @@ def _size(item: Item) -> int:
 
 
 def _walk(collection: Collection) -> Iterator[Item]:
-    for items in pages(collection, limit=PAGE, with_vector=False):
+    for items in collection.pages(limit=PAGE, with_vector=False):
         yield from items

@@ -11,21 +11,24 @@ from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Self
+from functools import cache
+from numbers import Real
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.checks import check_name
 from nnclr_hub.store.spec import MAX_DIM, MAX_INDEXED, CollectionSpec, Compared, IndexName, Metric, Precision
 from nnclr_hub.store.where import check_key
+from nnclr_hub.table_rows import LabelTable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from nnclr_hub.encoder.embedder import Embedder, ImageLike
     from nnclr_hub.images.tiles import Tiling
-    from nnclr_hub.table_rows import LabelTable
 
 LEAST_SIDE = 32
 COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
@@ -53,19 +56,26 @@ class Request:
         self.validate()
 
     def validate(self) -> None:
-        """Raise InvalidRequest if a value is outside of its limits."""
-        for one in fields(self):
-            limits, value = one.metadata.get("limits", {}), getattr(self, one.name)
-            of_length = any(name.endswith("_length") for name in limits)
-            if of_length and value is not None and not isinstance(value, Sized):
-                raise InvalidRequest(f"{one.name} must be a list or a text, got {value!r:.80}.")
-            number = len(value) if of_length and value is not None else value
-            if isinstance(number, int | float) and not all(
-                COMPARE[name](number, limit)
-                for name, limit in limits.items()  # false for NaN, too
-            ):
-                allowed = " and ".join(f"{WORDS[name]} {limit:,}" for name, limit in limits.items())
-                what = f"The length of {one.name}" if of_length else one.name
+        """Raise InvalidRequest if a value is not of its field's type, or outside of its limits.
+
+        Whole numbers become int, as JSON has one type of number.
+        """
+        for name, kind, default, limits in _checked_fields(type(self)):
+            given = getattr(self, name)
+            if given is default:  # as most are
+                continue
+            value = _conformed(given, kind)
+            if value is WRONG:
+                raise InvalidRequest(f"{name} must be {_words(kind)}, got {given!r:.80}.")
+            if value is not given:
+                object.__setattr__(self, name, value)
+            if value is None or not limits:
+                continue
+            of_length = any(limit.endswith("_length") for limit in limits)
+            number = len(value) if of_length else value
+            if not all(COMPARE[limit](number, bound) for limit, bound in limits.items()):
+                allowed = " and ".join(f"{WORDS[limit]} {bound:,}" for limit, bound in limits.items())
+                what = f"The length of {name}" if of_length else name
                 raise InvalidRequest(f"{what} must be {allowed}, got {number}.")
 
     @classmethod
@@ -80,6 +90,56 @@ class Request:
     def as_json(self) -> dict[str, Any]:
         """Return all fields as JSON."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
+
+
+# ---- types of fields
+
+WRONG: Any = object()
+WORDS_OF_TYPES = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a string"}
+WORDS_OF_TYPES |= {type(None): "null", Sequence: "a list", Mapping: "an object"}
+
+
+@cache
+def field_types(kind: type) -> Mapping[str, Any]:
+    """Return the types of a request's fields by name. Those that only type checkers import are Any."""
+    return get_type_hints(kind, localns={"ImageLike": Any, "Tiling": Any})
+
+
+@cache
+def _checked_fields(kind: type) -> list[tuple[str, Any, Any, Mapping[str, Any]]]:
+    types = field_types(kind)
+    return [(one.name, types[one.name], one.default, one.metadata.get("limits", {})) for one in fields(kind)]
+
+
+def _conformed(value: Any, kind: Any) -> Any:
+    """Return a value as a field of this type holds it, or WRONG. True and false are not numbers."""
+    origin, members = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return next((found for one in members if (found := _conformed(value, one)) is not WRONG), WRONG)
+    if origin is Literal:
+        valid = any(type(value) is type(one) and value == one for one in members)
+    elif origin in (int, float):
+        most = sys.float_info.max
+        valid = isinstance(value, Real) and not isinstance(value, bool) and -most <= value <= most
+        if valid and origin is int:
+            return int(value) if value % 1 == 0 else WRONG
+    elif origin is Sequence:
+        valid = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+        valid = valid and all(_conformed(one, members[0]) is not WRONG for one in value)
+    else:
+        valid = origin is Any or isinstance(value, origin)
+    return value if valid else WRONG
+
+
+def _words(kind: Any) -> str:
+    """Return how a sentence calls the values of a type."""
+    origin, members = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_words, members))
+    if origin is Literal:
+        return ", ".join(map(str, members))
+    words = WORDS_OF_TYPES.get(origin) or f"a {origin.__name__}"
+    return f"{words} with each entry {_words(members[0])}" if origin is Sequence else words
 
 
 # ---- images and collections
@@ -160,7 +220,7 @@ def content_id(data: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class FolderRequest:
+class FolderRequest(Request):
     """A folder whose images a collection is to hold.
 
     folder: read with its subfolders; an image's parent folder is its label. Or an archive, an address or a pattern,
@@ -183,10 +243,7 @@ class FolderRequest:
     tiling: Tiling | None = None
     labels: LabelTable | str | Path | None = None
     source: str | None = None
-    shrink: int | None = None
-
-    def __post_init__(self) -> None:
-        self.validate()
+    shrink: int | None = option("", None, ge=LEAST_SIDE)
 
     @classmethod
     def of(cls, folder: FolderRequest | str | Path) -> FolderRequest:
@@ -195,14 +252,19 @@ class FolderRequest:
 
     def validate(self) -> None:
         """Raise InvalidRequest if a value is outside of its limits."""
-        if self.shrink is not None and self.shrink < LEAST_SIDE:
-            raise InvalidRequest(f"shrink must be at least {LEAST_SIDE} pixels, got {self.shrink}.")
-        if self.tiling is not None and (self.source is not None or self.shrink is not None):
+        super().validate()
+        if self.tiling is None:
+            return
+        from nnclr_hub.images.tiles import Tiling
+
+        if not isinstance(self.tiling, Tiling):
+            raise InvalidRequest(f"tiling must be a Tiling, got {self.tiling!r:.80}.")
+        if self.source is not None or self.shrink is not None:
             raise InvalidRequest("Tiles are read from files of this machine; leave out source and shrink.")
 
 
 @dataclass(frozen=True)
-class NewCollection:
+class NewCollection(Request):
     """A collection to create; see `CollectionSpec`.
 
     model: source of its encoder; None: the default, or an unknown encoder if `dim` is given.
@@ -217,11 +279,9 @@ class NewCollection:
     precision: Precision = "f32"
     vectors: Compared = "auto"
 
-    def __post_init__(self) -> None:
-        self.validate()
-
     def validate(self) -> None:
         """Raise InvalidRequest or InvalidFilter for an invalid value."""
+        super().validate()
         if self.model is not None and self.dim is not None:
             raise InvalidRequest("Give a model or dim, not both; a model determines the length of its vectors.")
         for key in self.indexed:

@@ -40,7 +40,7 @@ from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.queries import best_per_group, search_like
 from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.payload import decode_base64, decode_vector, encode_image, encode_vector
-from nnclr_hub.workbench.requests import option
+from nnclr_hub.workbench.requests import Request, option
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -132,7 +132,7 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
-class SearchQuery:
+class SearchQuery(Request):
     """One search: examples, filters and limits. Making an invalid query raises InvalidRequest.
 
     positive: examples to be near to; at least one. Plain ids, vectors, and images as Path or bytes are accepted too.
@@ -200,12 +200,10 @@ class SearchQuery:
         Raises:
             InvalidRequest, InvalidFilter: what is wrong.
         """
+        super().validate()
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
         _check_count(len(self.examples))
-        checks.check_k(self.k, checks.MAX_SEARCH_K)
-        if isinstance(self.offset, bool) or not isinstance(self.offset, int) or self.offset < 0:
-            raise InvalidRequest(f"offset must be a whole number of at least 0, got {self.offset!r:.80}.")
         if self.k + self.offset > checks.MAX_SEARCH_K:
             raise InvalidRequest(
                 f"k + offset must be at most {checks.MAX_SEARCH_K}, got {self.k} + {self.offset}; "
@@ -213,13 +211,8 @@ class SearchQuery:
             )
         if self.where is not None:
             parse(self.where)
-        for name in ("exact", "with_vector", "with_percentile"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} must be true or false, got {getattr(self, name)!r:.80}.")
-        checks.check_threshold(self.score_threshold)
-        checks.check_effort(self.effort, checks.MAX_SEARCH_EFFORT)
-        if self.group_by is not None and not (isinstance(self.group_by, str) and self.group_by):
-            raise InvalidRequest(f"group_by must be a metadata key, got {self.group_by!r:.80}.")
+        if self.group_by == "":
+            raise InvalidRequest("group_by must be a metadata key, got ''.")
         if self.group_by is not None and len(self.examples) > 1:
             raise InvalidRequest("group_by takes a single example; remove group_by or the other examples.")
 

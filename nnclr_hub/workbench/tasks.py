@@ -149,11 +149,13 @@ def task(name: str, request: type[Request], *, path: str, query: bool = False, u
     return register
 
 
-def find_task(name: str) -> Task:
-    """Return a task of the table, or raise InvalidRequest, which names the existing ones."""
+def find_task(name: str, request: Request) -> Task:
+    """Return a task of the table. Raise InvalidRequest if there is none, or if the request is not one of its kind."""
     tasks = all_tasks()
     if name not in tasks:
         raise InvalidRequest(f"There is no task {name!r:.60}; use one of {', '.join(tasks)}.")
+    if not isinstance(request, tasks[name].request):
+        raise InvalidRequest(f"The task {name!r} takes a {tasks[name].request.__name__}, got {request!r:.80}.")
     return tasks[name]
 
 

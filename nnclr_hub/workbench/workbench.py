@@ -30,6 +30,7 @@ from nnclr_hub.probe.metrics import Labeling
 from nnclr_hub.store.base import ById, Collection, CollectionSpec, Item, Match, Progress, VectorStore, Where
 from nnclr_hub.store.cancellation import check_cancelled
 from nnclr_hub.store.checks import check_collection_name
+from nnclr_hub.store.spec import next_step
 from nnclr_hub.workbench.bench import Inspected, Report, dropped_if_empty
 from nnclr_hub.workbench.folder_changes import FolderChanges, IndexReport, check_images
 from nnclr_hub.workbench.ingestion import embed_images, store_images
@@ -158,8 +159,8 @@ class Workbench:
                 raise
             raise FingerprintMismatch(
                 f"Collection {collection.name!r} holds vectors of {spec.model or 'an encoder'} "
-                f"({spec.fingerprint[:8]}), which is unavailable here. {error} To use another encoder, run "
-                f"`nnclr store reembed {collection.name} --model NAME`."
+                f"({spec.fingerprint[:8]}), which is unavailable here. {error} To use another encoder, "
+                f"{next_step(collection.name, 'NAME', reembeds=collection.keeps_changes)}."
             ) from error
         collection.check(embedder)
         if spec.dim != embedder.embed_dim:
@@ -392,7 +393,7 @@ class Workbench:
     def run(self, task: str, request: Request, progress: Progress = lambda done, total: None) -> Mapping[str, Any]:
         """Run a task of `workbench.tasks`, and return its result as JSON."""
         context = TaskContext(progress)
-        result = find_task(task).run(self, request, context)
+        result = find_task(task, request).run(self, request, context)
         if context.writes:
             with self.store.records.transaction():
                 for write in context.writes:

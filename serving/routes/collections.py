@@ -209,8 +209,7 @@ def rename(name: str, body: RenameRequest, here: Here) -> CollectionResponse:
     """Rename a collection. Its aliases and inspections follow."""
     bench = here.workbench
     with measured("store"):
-        old = bench.collection(name).name
-        bench.rename(old, body.name)
+        bench.rename(name, body.name)
         return response_of(bench.collection(body.name).info())
 
 

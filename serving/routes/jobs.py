@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, fields, replace
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Literal, Self, get_type_hints
+from typing import Annotated, Any, Literal, Self
 
 import orjson
 from anyio.to_thread import run_sync
@@ -27,6 +27,7 @@ from nnclr_hub.workbench.inspection.comparison import MAX_COMPARED
 from nnclr_hub.workbench.labels import require_field
 from nnclr_hub.workbench.probes import refuse_taken_probe
 from nnclr_hub.workbench.reembedding import abandon
+from nnclr_hub.workbench.requests import field_types
 from nnclr_hub.workbench.source_folders import SourceFolders
 from nnclr_hub.workbench.tasks import Task, all_tasks
 
@@ -391,7 +392,7 @@ def declare(task: Task, router: Router) -> None:
 
     parameters: dict[str, Any] = {"here": Here, "response": Response} | ({"name": str} if in_path else {})
     if task.query:
-        hints = get_type_hints(task.request)
+        hints = field_types(task.request)
         for name, one in options.items():
             kind = limited(hints[name], one.metadata["limits"])
             parameters[name] = (Annotated[kind, Query(description=one.metadata["doc"])], one.default)

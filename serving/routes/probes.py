@@ -7,7 +7,7 @@ import json
 import re
 import zipfile
 from dataclasses import replace
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 from fastapi import Request, Response
@@ -25,6 +25,7 @@ from nnclr_hub.workbench.probes import (
     get_probe,
     list_probes,
     probe_files,
+    probe_in_one_file,
 )
 
 from ..access import READ, WRITE
@@ -34,11 +35,11 @@ from ..limits import in_thread_while_connected, while_connected
 from ..problems import UNREADABLE, outcomes
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from .jobs import Label
-from .router import FAILED_WRITE, Here, Parts, Router
+from .router import BYTES, FAILED_WRITE, Here, Parts, Router
 from .schemas import CollectionName, ImageText, Integer, ItemError, Strict, binary, form_body, one_of
 
 router = Router(prefix="/api/v1/probes", tags=["probes"])
-ZIP = "application/zip"
+EXPORTS = {"zip": "application/zip", "safetensors": BYTES}
 MOST_TOP = 100
 TOP = 5
 
@@ -123,17 +124,18 @@ def delete(name: str, here: Here) -> None:
     delete_probe(here.workbench.store.records, name)
 
 
-_FILES = binary("A zip of probe.safetensors, probe.json and card.json.")
+_FILES = binary("A zip of probe.safetensors, probe.json and card.json, or only the first.")
 
 
-@router.on("GET", "/{name}/export", READ, "probe_not_found", content={ZIP: _FILES})
-def export(name: str, here: Here) -> Response:
+@router.on("GET", "/{name}/export", READ, "probe_not_found", content=dict.fromkeys(EXPORTS.values(), _FILES))
+def export(name: str, here: Here, format: Literal["zip", "safetensors"] = "zip") -> Response:
     """Export a probe as files for `LinearProbe.load` and `nnclr probe predict`."""
     kept = get_probe(here.workbench.store.records, name)
     model = public_name(kept.probe.model) if kept.probe.model else ""
     kept = replace(kept, probe=replace(kept.probe, model=model))
-    headers = {"Content-Disposition": f'attachment; filename="{name}.zip"'}
-    return Response(_zipped(probe_files(kept)), media_type=ZIP, headers=headers)
+    content = _zipped(probe_files(kept)) if format == "zip" else probe_in_one_file(kept)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.{format}"'}
+    return Response(content, media_type=EXPORTS[format], headers=headers)
 
 
 def _zipped(files: dict[str, bytes]) -> bytes:

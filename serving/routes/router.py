@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
 from anyio import CapacityLimiter
@@ -176,8 +176,13 @@ def body_of(*media_types: str) -> dict[str, Any]:
 
 def served_names(engines: Engines) -> dict[str, str]:
     """Return the sources of the models by their public names, which never contain a path of this machine."""
+    return _public_names(tuple(engines.served()))
+
+
+@lru_cache(1)  # they change only when a model is loaded, and every answer with vectors has the name of its model
+def _public_names(sources: tuple[str, ...]) -> dict[str, str]:
     names: dict[str, str] = {}
-    for source in engines.served():
+    for source in sources:
         name, number = public_name(source), 2
         while name in names:
             name, number = f"{public_name(source)}-{number}", number + 1

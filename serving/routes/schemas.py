@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, Union, get_args, get_type_hints
+from typing import Annotated, Any, Union, get_args
 
 from fastapi import Query
 from pydantic import (
@@ -33,6 +33,7 @@ from nnclr_hub.store.checks import NAME
 from nnclr_hub.store.spec import MAX_DIM
 from nnclr_hub.store.where import MAX_CONDITIONS, MAX_DEPTH, MAX_IDS, MAX_IN
 from nnclr_hub.workbench.privacy import ROOT, public_key, public_where
+from nnclr_hub.workbench.requests import field_types
 
 NAME_PATTERN = rf"^(?!\.{{1,2}}$){NAME}$"  # for OpenAPI; `check_name` checks it
 # for OpenAPI: no ASCII punctuation but . _ ~ -; `check_collection_name` checks more
@@ -182,7 +183,7 @@ def schema_of(kind: type, base: type[BaseModel] = Strict, /, **given: Any) -> An
         base: its fields come first.
         given: types of fields, or `(type, default)`; None leaves the field out.
     """
-    hints = get_type_hints(kind, localns={"ImageLike": Any})  # which is imported for type checkers only
+    hints = field_types(kind)
     described_as = _field_descriptions(kind.__doc__ or "")
     made: dict[str, Any] = {}
     for one in fields(kind):

@@ -54,7 +54,7 @@ def test_a_report_begins_with_its_verdict(page):
 
 
 def test_an_image_opens_on_a_click_and_closes_on_another(page):
-    summary = page.locator(".opens summary", has=page.locator("img")).last
+    summary = page.locator(".enlargeable summary", has=page.locator("img")).last
     image = summary.locator("img")
     small = image.bounding_box()["width"]
     for act in (summary.click, lambda: summary.press("Enter")):
@@ -68,7 +68,7 @@ def test_an_image_opens_on_a_click_and_closes_on_another(page):
 def test_an_opened_image_of_a_folder_has_a_link_to_its_file(inspected, photos, chromium):
     page = chromium.new_page()
     page.goto(inspected.as_uri())
-    page.locator(".opens summary").first.click()
+    page.locator(".enlargeable summary").first.click()
     page.get_by_role("link", name="Original").click()
     page.wait_for_url(re.compile(re.escape(photos.as_uri())))
     page.close()

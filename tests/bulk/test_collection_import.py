@@ -12,7 +12,6 @@ from nnclr_hub.bulk import embed_shards, open_shards
 from nnclr_hub.bulk.collection_import import collect
 from nnclr_hub.errors import CollectionExists, FingerprintMismatch, InvalidRequest
 from nnclr_hub.store.base import CollectionSpec
-from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, Workbench
 
 
@@ -23,7 +22,7 @@ def shards(encoder, photos, tmp_path):
 
 
 def items(collection):
-    return {item.id: item for page in pages(collection, limit=100) for item in page}
+    return {item.id: item for page in collection.pages(limit=100) for item in page}
 
 
 def test_importing_shards_gives_the_items_of_indexing_without_pixel_hashes(shards, store, photos, model):

@@ -182,6 +182,21 @@ def test_a_server_keeps_items_unless_a_source_is_given(server, image_files, tmp_
         assert index(first, "--prune", "--source", source) == (1, 0, 4)
 
 
+@pytest.mark.parametrize("at", ["store", "server"])
+def test_a_folder_of_unreadable_images_ends_as_one_json_document_and_a_failure(at, request, model, tmp_path):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "1.jpg").write_bytes(b"garbage")
+    place = ("--store", tmp_path / "s", "--model", model)
+    if at == "server":
+        place = ("--server", request.getfixturevalue("server").url)
+    code, out, _ = nnclr("index", tmp_path / "photos", "--collection", "broken", "--json", *place)
+    assert code == 1
+    report = json.loads(out)  # fails if anything follows the document
+    assert report["error"]["code"] == "undecodable_image"
+    assert [path for path, _ in report["broken"]] == [str(tmp_path / "photos" / "1.jpg")]
+    assert report["items"] == 0
+
+
 def test_people_see_broken_files_and_kept_items(folder, model, tmp_path):
     def said(*more) -> tuple[str, str]:
         code, out, err = nnclr("index", folder, "--collection", "c", "--store", tmp_path / "s", "--model", model, *more)

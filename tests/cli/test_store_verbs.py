@@ -281,8 +281,13 @@ def test_backups_are_listed_verified_and_restored(nnclr, store, tmp_path):
     third = json.loads(nnclr("backup", to, "--json", "--keep", "1")[1])
     assert (third["removed"], third["written"]) == (2, 0)
     assert CliRunner().invoke(app, ["store", "backup", str(store / "inside"), "--store", str(store)]).exit_code == 2
+    (to / "backups" / f"{third['id']}.json").write_text("{}")
+    nnclr("backup", to)
+    assert commands.nnclr("store", "verify-backup", to)[0] == 1
+    found = json.loads(commands.nnclr("store", "verify-backup", to, "--json")[1])
+    assert {one["id"]: one["ok"] for one in found} == {third["id"]: False, max(one["id"] for one in found): True}
     next(to.glob("chunks/*")).write_bytes(b"")
-    assert CliRunner().invoke(app, ["store", "verify-backup", str(to)]).exit_code == 1
+    assert commands.nnclr("store", "verify-backup", to)[0] == 1
 
 
 def test_items_and_their_values_come_from_a_table(nnclr, store, tmp_path):

@@ -20,6 +20,7 @@ from nnclr_hub.errors import (
     UnknownModel,
     UnsupportedImage,
 )
+from nnclr_hub.store.base import SearchOptions
 from nnclr_hub.workbench import NewImage
 
 
@@ -76,19 +77,21 @@ def test_a_batch_of_searches_matches_the_store(server, collection, encoder, imag
     many = np.repeat(vectors, 25, axis=0)  # more than a request holds
     where = {"must": [{"key": "n", "range": {"gte": 2}}]}
     for mine, theirs in zip(
-        collection.search_batch(many, k=2, where=where), own.search_batch(many, k=2, where=where), strict=True
+        collection.search_each(many, 2, SearchOptions(where)),
+        own.search_each(many, 2, SearchOptions(where)),
+        strict=True,
     ):
         assert [match.id for match in mine] == [match.id for match in theirs]
-    assert collection.search_batch(vectors[:1], k=1, with_vector=True)[0][0].vector.shape == (32,)
-    assert collection.search_batch(np.zeros((0, 32))) == []
+    assert collection.search_each(vectors[:1], 1, SearchOptions(with_vector=True))[0][0].vector.shape == (32,)
+    assert collection.search_each(np.zeros((0, 32))) == []
     assert collection.search(vectors[0], with_percentile=True)[0].percentile is None  # of six items
     collection.upsert([Item(f"q{i}", vector) for i, vector in enumerate(encoder.embed(image_files[6:20]))])
     theirs = own.search(vectors[0], k=20, with_percentile=True)
-    [batch] = collection.search_batch(vectors[:1], k=20, with_percentile=True)
+    [batch] = collection.search_each(vectors[:1], 20, SearchOptions(with_percentile=True))
     for mine in (collection.search(vectors[0], k=20, with_percentile=True), batch):
         assert [match.percentile for match in mine] == [match.percentile for match in theirs]
     with pytest.raises(InvalidRequest):
-        collection.search_batch(np.ones((2, 7)))
+        collection.search_each(np.ones((2, 7)))
 
 
 def test_add_images_returns_an_error_per_image(collection, image_files):

@@ -19,7 +19,6 @@ from nnclr_hub import AsyncClient, Client, open_store
 from nnclr_hub.client import remote
 from nnclr_hub.client.uploads import MOST_BYTES
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
-from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import Encoders, FolderRequest, NewImage, Workbench
 from nnclr_hub.workbench.folder_changes import list_images_of
 from nnclr_hub.workbench.metadata import PIXEL_HASH
@@ -41,8 +40,8 @@ def test_an_uploaded_folder_has_the_items_of_nnclr_index(server, collection, fol
     with open_store(str(tmp_path / "own")) as store:
         bench = Workbench(Encoders(str(model), device="cpu"), store)
         assert bench.index_folder("photos", folder) == report
-        theirs = {item.id: item for page in pages(bench.collection("photos")) for item in page}
-    mine = {item.id: item for page in pages(server.bench.collection("photos")) for item in page}
+        theirs = {item.id: item for page in bench.collection("photos").pages() for item in page}
+    mine = {item.id: item for page in server.bench.collection("photos").pages() for item in page}
     assert mine.keys() == theirs.keys() == list_images_of(folder).images.keys()
     for id, item in mine.items():
         np.testing.assert_allclose(item.vector, theirs[id].vector, atol=1e-5)

@@ -1,6 +1,6 @@
 """Which requests are retried, and which error of the library each failure raises."""
 
-import asyncio
+import base64
 import json
 import socket
 import time
@@ -183,15 +183,15 @@ UPLOADS = {
 
 @pytest.mark.parametrize("kind", UPLOADS)
 @pytest.mark.parametrize("answered", [0, 1, 2])
-def test_an_upload_waits_for_a_server_that_has_answered_once(kind, answered, tmp_path):
+def test_an_upload_waits_for_a_server_that_has_answered_once(kind, answered, tmp_path, monkeypatch):
     """At any call. A server that has never answered probably has another address."""
     answers = list(map(as_json, UPLOADS[kind]))
     answers[answered:answered] = [ServerUnreachable("gone")] * 12
     Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
     (tmp_path / "v.ndjson").write_text('{"id": "a", "vector": [1.0]}\n')
     played = Played(answers, 60)
+    monkeypatch.setattr("nnclr_hub.client.client.Connection", lambda *given: played)
     collection, client = RemoteCollection(played, "c"), Client()
-    client._connection = played
     upload = {
         "folder": lambda: collection.index_folder(tmp_path).added == 1,
         "file": lambda: client.start("import", ImportRequest("c", str(tmp_path / "v.ndjson"))).id == "1",
@@ -201,6 +201,28 @@ def test_an_upload_waits_for_a_server_that_has_answered_once(kind, answered, tmp
     else:
         with pytest.raises(ServerUnreachable):
             upload()
+
+
+VECTOR = base64.b64encode(bytes(4)).decode()
+ALONE = {  # calls with two images, and the answer to each of them alone
+    "embed": (lambda client: client.embed_each([b"x", b"y"]), {"data": [{"embedding": VECTOR}]}),
+    "add": (
+        lambda client: client.collection("c").add_images([NewImage("a", b"x"), NewImage("b", b"y")]),
+        {"results": [{"index": 0, "id": "a"}]},
+    ),
+    "predict": (lambda client: client.probes.predict("p", [b"x", b"y"]), {"results": [{"label": "cat", "top": []}]}),
+}
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_a_request_that_is_too_large_is_sent_in_halves(server, client, kind):
+    call, alone = ALONE[kind]
+    large = problem(413, "request_too_large")
+    server.script = [large, Response(200, alone), Response(200, alone)]
+    first, second = call(client)
+    assert (len(server.requests), repr(first)) == (3, repr(second))
+    server.script = [large]
+    assert [error.code for error in call(client)] == ["image_too_large"] * 2
 
 
 def test_permanent_errors_are_not_retried():
@@ -305,24 +327,6 @@ def test_a_slow_answer_raises_deadline_exceeded(server):
             with pytest.raises(DeadlineExceeded):
                 client.store.list()
             assert time.monotonic() - begun < 25
-
-        async def ask() -> None:
-            async with AsyncClient(server.url, timeout=0.5) as client:
-                with pytest.raises(DeadlineExceeded):
-                    await client.store.list()
-
-        asyncio.run(ask())
-
-
-def test_the_async_client_retries(server):
-    server.script = [BUSY, Response(hang_up=True), EMPTY]
-
-    async def ask() -> None:
-        async with AsyncClient(server.url) as client:
-            assert await client.store.list() == []
-
-    asyncio.run(ask())
-    assert len(server.requests) == 3
 
 
 def test_invalid_arguments_are_refused_before_a_request_is_sent(server, client):

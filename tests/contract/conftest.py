@@ -18,7 +18,6 @@ NOT_OVER_HTTP = {
     "a cursor is opaque": "pages_cover_everything_once",
     "a URL is short": "filters_agree_with_a_literal",
     "metadata is JSON already": "metadata_is_what_the_standard_library_makes_of_it",
-    "no other specification": "cannot_be_done_with_a_name",
     "percentiles come with matches": "percentile pairs_are_sampled",
     "the server chooses the fingerprint, and what is compared": "the_store_decides vectors_of_another_encoder",
     "the limits are those of the server's store": "facets_count_the_values other_keys_can_be",

@@ -414,7 +414,7 @@ def test_other_keys_can_be_indexed(kind, collection):
 )
 def test_searches_return_the_nearest(store, kind, metric, index):
     collection = store.create("c", CollectionSpec(DIM, metric, index=index, indexed=("n",)))
-    assert (collection.search(QUERIES[0]), collection.search_batch(QUERIES, 3)) == ([], [[]] * 5)
+    assert (collection.search(QUERIES[0]), collection.search_each(QUERIES, 3)) == ([], [[]] * 5)
     assert collection.verify().ok
     collection.upsert(items())
     for query in QUERIES:
@@ -433,7 +433,7 @@ def test_searches_return_the_nearest(store, kind, metric, index):
             ({"k": 9, "score_threshold": limit, "offset": 15}, wanted[15:21]),
         ):
             assert agree(collection.search(query, **options), expected), options
-    found = collection.search_batch(QUERIES, 7, with_vector=True)
+    found = collection.search_each(QUERIES, 7, SearchOptions(with_vector=True))
     assert all(agree(got, nearest(metric, items(), q)[:7]) for got, q in zip(found, QUERIES, strict=True))
     by_id = {item.id: item for item in items()}
     for match in (match for matches in found for match in matches):
@@ -441,8 +441,8 @@ def test_searches_return_the_nearest(store, kind, metric, index):
         np.testing.assert_allclose(match.vector, unit(kept) if metric == "cosine" else kept, atol=1e-6)
         assert match.metadata == by_id[match.id].metadata
     assert collection.search(QUERIES[0], 1)[0].vector is None
-    assert collection.search_each(list(QUERIES), 2, SearchOptions()) == collection.search_batch(QUERIES, 2)
-    assert collection.search_batch(QUERIES[:0], 7) == []
+    assert collection.search_each(list(QUERIES), 2) == [matches[:2] for matches in collection.search_each(QUERIES, 3)]
+    assert collection.search_each(QUERIES[:0]) == []
 
 
 def test_equally_near_items_come_in_the_order_of_their_ids(collection, kind):
@@ -474,7 +474,7 @@ def test_an_invalid_search_is_refused(photos, arguments):
     with refused("invalid_request"):
         photos.search(**{"vector": QUERIES[0], **arguments})
     with refused("invalid_request"):
-        photos.search_batch([QUERIES[0], QUERIES[1][:2]])
+        photos.search_each([QUERIES[0], QUERIES[1][:2]])
 
 
 # ------------------------------------------------------------------------------ state and maintenance

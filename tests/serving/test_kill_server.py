@@ -12,7 +12,6 @@ from server_process import ServerProcess
 
 from nnclr_hub import Client
 from nnclr_hub.store import open_store
-from nnclr_hub.store.pages import pages
 from nnclr_hub.workbench import NewImage
 
 WRITERS = 3
@@ -111,7 +110,7 @@ def check_store(path) -> None:
     with open_store(str(path)) as store:
         collection = store.get("photos")
         assert collection.verify().ok
-        items = [item for page in pages(collection) for item in page]
+        items = [item for page in collection.pages() for item in page]
         found = collection.search(items[0].vector, k=len(items), exact=True)
         assert {match.id for match in found} == {item.id for item in items}
 

@@ -69,7 +69,13 @@ def test_names_of_files_as_clients_write_them(disposition, filename):
     assert [tuple(part) for part in parse_form(KIND, [body])] == [("f", filename, b"x")]
 
 
-def test_a_name_of_a_file_in_an_unknown_charset_is_refused():
-    body = b"--bound\r\nContent-Disposition: form-data; name=f; filename*=none''x\r\n\r\nx\r\n--bound--\r\n"
+@pytest.mark.parametrize(
+    "disposition", [b"filename*=none''x", b"filename*=x.jpg", b"filename*0*=utf-8''x; filename*1*=y", b'filename*0="x"']
+)
+def test_a_name_of_a_file_that_cannot_be_decoded_is_refused(disposition):
+    """It is not the name of a text field."""
+    body = b"--bound\r\nContent-Disposition: form-data; name=f; " + disposition + b"\r\n\r\nx\r\n--bound--\r\n"
     with pytest.raises(MalformedForm):
         parse_form(KIND, [body])
+    part = body.replace(b"name=f;", b'name=f; filename="plain.jpg";')
+    assert parse_form(KIND, [part])[0].filename == "plain.jpg"

@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 from rest_requests import ended
+from safetensors import safe_open
 
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe
@@ -35,10 +36,17 @@ def test_a_fitted_probe_equals_that_of_the_library(server, client, pets):
 def test_an_exported_probe_is_read_from_a_folder(client, pets, tmp_path):
     zipfile.ZipFile(io.BytesIO(client.get(f"{PROBES}/pets/export").content)).extractall(tmp_path)
     assert LinearProbe.load(tmp_path).classes == ("astronaut", "cat", "coffee")
-    card = json.loads((tmp_path / "card.json").read_text())
-    assert card["scores"] == client.get(f"{PROBES}/pets").json()["scores"]
-    answers = [client.get(f"{PROBES}/pets/export").content for _ in range(3)]
-    assert len(set(answers)) == 1  # the same bytes every time
+    alone = client.get(f"{PROBES}/pets/export?format=safetensors")
+    assert alone.headers["content-disposition"] == 'attachment; filename="pets.safetensors"'
+    (tmp_path / "alone.safetensors").write_bytes(alone.content)
+    with safe_open(tmp_path / "alone.safetensors", "np") as file:
+        body = json.loads(file.metadata()["probe"])
+        np.testing.assert_array_equal(file.get_tensor("weight"), LinearProbe.load(tmp_path).weight)
+    assert body["scores"] == client.get(f"{PROBES}/pets").json()["scores"]
+    assert body["classes"] == ["astronaut", "cat", "coffee"]
+    for kind in ("zip", "safetensors"):  # the same bytes every time
+        answers = [client.get(f"{PROBES}/pets/export?format={kind}").content for _ in range(3)]
+        assert len(set(answers)) == 1
 
 
 def test_the_job_and_the_probe_have_held_out_scores(client, pets):

@@ -16,6 +16,7 @@ from nnclr_hub.errors import DiskFull, StoreCorrupt, StoreError, StoreReadOnly
 from nnclr_hub.store import failpoints, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.spec import Compared
 from nnclr_hub.store.sqlite import BUSY_SECONDS
 
 DIM = 16
@@ -31,10 +32,11 @@ def one(id: str, seed: int = 0) -> Item:
     return Item(id, vectors(1, seed)[0])
 
 
-def filled(folder, n: int = 300, settings: StoreSettings = GRAPH):
+def filled(folder, n: int = 300, settings: StoreSettings = GRAPH, compared: Compared = "raw"):
     """A store with one collection."""
     store = EmbeddedStore(folder, settings=settings)
-    collection = store.create("c", CollectionSpec(DIM, index="hnsw" if settings is GRAPH else "auto"))
+    index = "hnsw" if settings is GRAPH else "auto"
+    collection = store.create("c", CollectionSpec(DIM, index=index, vectors=compared))
     collection.upsert([Item(f"i{i:03}", v, {"n": i}, b"jpeg") for i, v in enumerate(vectors(n))])
     return store, collection
 
@@ -174,9 +176,13 @@ def test_maintenance_survives_every_error_reports_it_and_tries_again(tmp_path):
             until(lambda: collection.info().state == "ready")
 
 
-def test_writes_during_a_fold_are_in_the_new_index(tmp_path):
-    """Rows that are added, replaced and deleted, of the main part and of the recent rows, while it is built."""
-    store, collection = filled(tmp_path)
+@pytest.mark.parametrize("compared", ["raw", "center"])
+def test_writes_during_a_fold_are_in_the_new_index(tmp_path, compared):
+    """Rows that are added, replaced and deleted, of the main part and of the recent rows, while it is built.
+
+    They are compared after the transform that the fold fits.
+    """
+    store, collection = filled(tmp_path, compared=compared)
     truth = {f"i{i:03}": v for i, v in enumerate(vectors(300))}
     with store:
         collection.compact()
@@ -196,9 +202,10 @@ def test_writes_during_a_fold_are_in_the_new_index(tmp_path):
         with failpoints.at("fold.built", write):
             collection.compact()
         assert folds
+        moved = dict(zip(truth, collection.compared(np.stack(list(truth.values()))), strict=True))
         for query in [*late.values(), *vectors(5, 9)]:
             found = [match.id for match in collection.search(query, len(truth))]
-            assert found == [id for id, _ in nearest("cosine", truth, query)]
+            assert found == [id for id, _ in nearest("cosine", moved, collection.compared(query[None])[0])]
         assert collection.verify().ok
 
 
@@ -265,33 +272,6 @@ def test_one_snapshot_is_kept_and_the_log_is_trimmed(tmp_path):
 
         until(is_trimmed)
         assert [change.id for change in collection.changes(12).changes] == [f"i{i}" for i in range(12, 20)]
-
-
-def test_rows_that_arrive_at_the_end_of_a_fit_have_the_new_transform(tmp_path):
-    rows = np.random.default_rng(0).normal(size=(400, DIM)).astype(np.float32) + 1
-    with EmbeddedStore(tmp_path, settings=StoreSettings(idle_seconds=3600.0)) as store:
-        collection = store.create("c", CollectionSpec(DIM, vectors="center"))
-        late = iter(range(300, 400, 10))
-
-        def write() -> None:
-            for start in late:
-                collection.upsert([Item(f"i{i}", rows[i]) for i in range(start, start + 10)])
-
-        with failpoints.at("fold.built", write):  # also of a fold in the background
-            collection.upsert([Item(f"i{i}", row) for i, row in enumerate(rows[:300])])
-            collection.compact()
-        assert collection.search(rows[350], 1)[0].id == "i350"
-        assert collection.verify().ok
-
-
-def test_an_error_while_writes_are_held_is_no_error_of_the_collection(tmp_path):
-    store, collection = filled(tmp_path)
-    with store:
-        store.create("d", CollectionSpec(DIM))
-        with pytest.raises(StoreReadOnly):
-            store.promote("d", "c", raiser(StoreReadOnly("of another collection")))
-        assert collection.upsert([Item("later", vectors(1)[0])])
-        assert store.get("c").get(["later"])
 
 
 @pytest.mark.parametrize("damaged", ['{"n": 5', "7", '{"n": 1}, {"n": 2}'])

@@ -156,16 +156,6 @@ def test_nothing_of_the_users_stands_in_an_expression_as_it_is(store):
                 assert [item.id for item in found] == [f"i{i}"], (key, text, condition)
 
 
-def test_what_milvus_cannot_do_is_refused_and_changes_nothing(store):
-    collection = store.create("c", CollectionSpec(4, indexed=("n",)))
-    collection.upsert(items(30))
-    for call in (lambda: collection.facets(["n"]), lambda: collection.change_indexed(["label"])):
-        with pytest.raises(InvalidRequest) as refusal:
-            call()
-        assert refusal.value.code == "invalid_request"
-    assert store.get("c").count({"must": [{"key": "n", "range": {"lt": 5}}]}) == 5
-
-
 def test_items_with_too_many_values_are_refused_as_a_whole(store):
     collection = store.create("c", CollectionSpec(4, indexed=("tags",)))
     many = list(range(4097))

@@ -15,9 +15,8 @@ from store.test_milvus import check_filters
 
 from nnclr_hub.errors import InvalidRequest, StoreUnreachable
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
 from nnclr_hub.store.milvus import MilvusStore, connection
-from nnclr_hub.store.pages import pages
 
 pytestmark = pytest.mark.scale
 VECTORS = np.random.default_rng(0).normal(size=(300, 4)).astype(np.float32)
@@ -62,7 +61,7 @@ def test_the_standalone_server_finds_neighbors_by_its_index(tmp_path):
                 scores = np.where(parts < below, queries @ vectors.T, -9)
                 true = [{f"i{i}" for i in row} for row in np.argsort(-scores, axis=1)[:, :10]]
                 where = {"must": [{"key": "part", "range": {"lt": below}}]} if below < 1000 else None
-                found = collection.search_batch(queries, 10, where)
+                found = collection.search_each(queries, 10, SearchOptions(where))
                 hits = [len(ids & {match.id for match in some}) for ids, some in zip(true, found, strict=True)]
                 assert sum(hits) >= 0.95 * 10 * len(queries), (kind, below)
             report = collection.verify()
@@ -144,7 +143,7 @@ def test_acknowledged_items_survive_a_killed_server(server):
             collection = patiently(lambda store=store: store.get("c"))
             assert {item.id for item in collection.get(sorted(kept))} == kept
             assert collection.get(sorted(gone)) == []
-            listed = [item.id for page in pages(collection, with_vector=False) for item in page]
+            listed = [item.id for page in collection.pages(with_vector=False) for item in page]
             assert collection.count() == len(listed) == len(set(listed))
             assert len(kept) > 20
 

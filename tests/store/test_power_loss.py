@@ -70,11 +70,11 @@ def bytes_of(call: Call) -> bytes:
     return data
 
 
-def losses(root: Path, recorded: list[Call], seed: int, out: Path, strict: bool) -> Iterator[tuple[int, dict, Path]]:
+def losses(root: Path, recorded: list[Call], seed: int, out: Path) -> Iterator[tuple[int, dict, Path]]:
     """At each moment: how many operations were acknowledged, their numbers of changes, and what the disk holds."""
     rng = random.Random(seed)
     chosen = moments(recorded, rng)
-    disk = Disk(strict=strict)
+    disk = Disk()
     done, seqs = 0, {}
     for call in Replay(disk, root).run(recorded):
         if is_acknowledgement(call):
@@ -88,14 +88,13 @@ def losses(root: Path, recorded: list[Call], seed: int, out: Path, strict: bool)
                 yield done, seqs, left / "store"
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["journalled", "strict"])
-def test_nothing_acknowledged_is_lost_with_the_power(tmp_path, recording, strict):
+def test_nothing_acknowledged_is_lost_with_the_power(tmp_path, recording):
     seed, root, recorded = recording
     script = operations(seed, LENGTH)
     foreseen = worlds(script)
     (tmp_path / "left").mkdir()
     seen = set()
-    for done, seqs, left in losses(root, recorded, seed, tmp_path / "left", strict):
+    for done, seqs, left in losses(root, recorded, seed, tmp_path / "left"):
         with open_small_store(left) as store:
             world = read_world(store)
             assert world in foreseen[done : done + 2], f"{left}: after {done} of {script[: done + 1]}"
@@ -114,7 +113,7 @@ def test_the_model_bites_where_sqlite_does_not_sync(tmp_path):
     root, recorded = record(tmp_path, SEED, "-c", CARELESS)
     (tmp_path / "left").mkdir()
     lost = 0
-    for done, _, left in losses(root, recorded, SEED, tmp_path / "left", strict=False):
+    for done, _, left in losses(root, recorded, SEED, tmp_path / "left"):
         try:
             with open_small_store(left) as store:
                 lost += read_world(store) not in foreseen[done : done + 2]

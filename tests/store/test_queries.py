@@ -2,20 +2,15 @@
 
 import numpy as np
 import pytest
+from store.exhaustive import DIM, unit, vectors
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest, ItemNotFound
 from nnclr_hub.store import open_store, queries
 from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
 from nnclr_hub.store.queries import best_per_group, search_like
 
-DIM, COUNT, GROUPS = 8, 400, 60
-
-
-def unit(rows: np.ndarray) -> np.ndarray:
-    return (rows / np.linalg.norm(rows, axis=-1, keepdims=True)).astype(np.float32)
-
-
-VECTORS = unit(np.random.default_rng(0).normal(size=(COUNT, DIM)))
+COUNT, GROUPS = 400, 60
+VECTORS = vectors(COUNT)
 IN_GROUP = np.random.default_rng(1).integers(0, GROUPS, COUNT)
 EVEN = {"must": [{"key": "even", "match": True}]}
 

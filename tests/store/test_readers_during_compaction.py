@@ -1,6 +1,7 @@
 """Searches while items are replaced, deleted and compacted: always an item's old or new self, never neither."""
 
 import threading
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from store.crash.small import LONG, open_small_store
 from waiting import until
 
-from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
 
 SECONDS = 30.0 if LONG else 0.4
 DIM, KEPT, PASSING, READERS, K = 16, 300, 40, 3, 10
@@ -28,7 +29,6 @@ class Known:
     done: list[int] = field(default_factory=lambda: [0] * KEPT)
     deleted: set[str] = field(default_factory=set)
     stop: threading.Event = field(default_factory=threading.Event)
-    failures: list[BaseException] = field(default_factory=list)
     searches: int = 0
     compactions: int = 0
 
@@ -75,7 +75,7 @@ def read(collection, known: Known, seed: int) -> None:
         if rng.random() < 0.5:
             results = [collection.search(VECTORS[n], K, where) for n in numbers]
         else:
-            results = collection.search_batch(VECTORS[numbers], K, where)
+            results = collection.search_each(VECTORS[numbers], K, SearchOptions(where))
         after = [known.begun[n] for n in numbers]
         for n, low, high, found in zip(numbers, before, after, results, strict=True):
             ids = [match.id for match in found]
@@ -96,14 +96,6 @@ def care(collection, known: Known) -> None:
             collection.snapshot()
 
 
-def _noted(work, known: Known, *arguments) -> None:
-    try:
-        work(*arguments)
-    except BaseException as error:  # noqa: BLE001 - raised again by the test
-        known.failures.append(error)
-        known.stop.set()
-
-
 @pytest.mark.parametrize("index", ["hnsw", "auto", *(["flat", "ivf"] if LONG else [])])
 def test_readers_see_every_item_at_every_moment(tmp_path, index):
     known = Known()
@@ -111,18 +103,14 @@ def test_readers_see_every_item_at_every_moment(tmp_path, index):
         collection = store.create("c", CollectionSpec(DIM, index=index))
         collection.upsert([kept(n, 0) for n in range(KEPT)])
         collection.compact()
-        jobs = [(write, known, collection, known), (care, known, collection, known)]
-        jobs += [(read, known, collection, known, seed) for seed in range(READERS)]
-        threads = [threading.Thread(target=_noted, args=job) for job in jobs]
-        for thread in threads:
-            thread.start()
-        known.stop.wait(SECONDS)
-        until(lambda: known.stop.is_set() or (known.searches > 50 and known.compactions > 3))
-        known.stop.set()
-        for thread in threads:
-            thread.join()
-        if known.failures:
-            raise known.failures[0]
+        jobs = [(write,), (care,), *((read, seed) for seed in range(READERS))]
+        with ThreadPoolExecutor(len(jobs)) as pool:
+            running = [pool.submit(job, collection, known, *more) for job, *more in jobs]
+            wait(running, SECONDS, FIRST_EXCEPTION)
+            until(lambda: any(one.done() for one in running) or (known.searches > 50 and known.compactions > 3))
+            known.stop.set()
+        for one in running:
+            one.result()
         assert collection.verify().ok
         assert {item.id: item.metadata["version"] for item in collection.get([f"kept{n}" for n in range(KEPT)])} == {
             f"kept{n}": version for n, version in enumerate(known.done)

@@ -13,12 +13,11 @@ from store.crash.small import LONG, open_small_store, repeated
 from store.filter_oracle import Dice
 from store.model import World
 
-from nnclr_hub.errors import CollectionNotFound, ItemNotFound
+from nnclr_hub.errors import ItemNotFound
 from nnclr_hub.store.spec import CollectionSpec, IndexName
 
 EXAMPLES = 6
 seeds = st.integers(0, 2**31)
-aliases = st.sampled_from(["now", "best"])
 
 
 def copied_if_it_exists(source: str, target: str) -> None:
@@ -28,14 +27,13 @@ def copied_if_it_exists(source: str, target: str) -> None:
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """One collection and its world, changed and read through crashes, restarts and other names."""
+    """One collection and its world, changed and read through crashes and restarts."""
 
     index: IndexName = "flat"
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.aliases: dict[str, str] = {}
         self.store = None
 
     @initialize(metric=st.sampled_from(["cosine", "dot", "l2"]), precision=st.sampled_from(["f32", "f16"]))
@@ -43,7 +41,6 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = open_small_store(self.folder)
         spec = CollectionSpec(6, metric=metric, index=self.index, precision=precision, indexed=("label", "odd key'"))
         self.world = World(self.store.create("c", spec), 0)
-        self.store.create("d", CollectionSpec(6))
 
     def reopen_in(self, folder: Path) -> None:
         self.folder = folder
@@ -77,20 +74,6 @@ class StoreMachine(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
         self.reopen_in(copy)
 
-    @rule(alias=aliases, name=st.sampled_from(["c", "d"]))
-    def alias(self, alias, name):
-        self.store.alias(alias, name)
-        self.aliases[alias] = name
-
-    @rule(alias=aliases)
-    def unalias(self, alias):
-        if alias in self.aliases:
-            self.store.unalias(alias)
-            del self.aliases[alias]
-        else:
-            with pytest.raises(CollectionNotFound):
-                self.store.unalias(alias)
-
     # ---- questions
 
     @rule(seed=seeds, read_only=st.booleans())
@@ -122,9 +105,6 @@ class StoreMachine(RuleBasedStateMachine):
             assert info.count == len(self.world.truth)
             assert info.indexed_seq == info.durable_seq
             assert info.state == "ready" or info.state.startswith("building")  # in the background
-            assert self.store.aliases() == self.aliases
-            for alias, name in self.aliases.items():
-                assert self.store.get(alias).count() == (len(self.world.truth) if name == "c" else 0)
 
     def teardown(self):
         try:

@@ -84,7 +84,7 @@ def test_an_evaluation_on_images_of_the_fit_is_reported(model, folder, tmp_path)
     nnclr("probe", "fit", folder, "--out", tmp_path / "p", "--model", model, "--l2", "1e-3")
     evaluate = ("probe", "eval", "--probe", tmp_path / "p")
     count = len(list(folder.rglob("*.jpg")))
-    assert f"{count} of {count} images served to fit the probe" in nnclr(*evaluate, folder)[2]
+    assert f"fitted on {count} of {count} images" in nnclr(*evaluate, folder)[2]
     others = shutil.copytree(folder, tmp_path / "others")
     for path in others.rglob("*.jpg"):
         path.write_bytes(path.read_bytes() + b" ")

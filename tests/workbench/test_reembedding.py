@@ -12,7 +12,7 @@ import pytest
 
 from nnclr_hub.errors import CollectionNotFound, FingerprintMismatch, InvalidRequest, NNCLRHubError, StoreError
 from nnclr_hub.store import open_store
-from nnclr_hub.store.base import Item
+from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.workbench import Encoders, FolderRequest, NewImage, SearchQuery, Workbench, reembedding
@@ -317,14 +317,26 @@ def test_unfinished_copies_are_dropped_on_request(bench, other, make_model):
         abandon(bench, "nothing")
 
 
-def test_a_collection_in_milvus_is_refused(encoders, other, folder, tmp_path):
+@pytest.mark.parametrize(
+    ("address", "hint"), [("store", "nnclr store reembed c"), ("x.milvus.db", "nnclr store alias")]
+)
+def test_the_hint_about_another_encoder_is_something_that_the_store_can_do(encoders, other, tmp_path, address, hint):
+    pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+    with open_store(str(tmp_path / address)) as store:
+        bench = Workbench(encoders, store)
+        lost = store.create("c", CollectionSpec(2, fingerprint="x", model="/gone"))
+        for work in (lambda: lost.check(bench.models.get(other)), lambda: bench.embedder_of(lost)):
+            with pytest.raises(FingerprintMismatch, match=hint):
+                work()
+
+
+def test_a_collection_in_milvus_is_refused_before_a_model_is_loaded(encoders, tmp_path):
     pytest.importorskip("pymilvus", reason="pymilvus is not installed")
     with open_store(str(tmp_path / "x.milvus.db")) as store:
-        bench = Workbench(encoders, store)
-        bench.index_folder("c", folder)
+        store.create("c", CollectionSpec(2))
         with pytest.raises(InvalidRequest, match="nnclr store alias"):
-            reembed(bench, "c", other)
-        assert [info.name for info in store.list()] == ["c"]
+            reembed(Workbench(encoders, store), "c", "/no/such/model")
+        assert store.names() == ["c"]
 
 
 def test_a_collection_with_the_name_of_the_copy_is_not_overwritten(bench, other):

@@ -20,7 +20,6 @@ from nnclr_hub import open_store
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, read_rows
 from nnclr_hub.workbench.inspection.subject import collection_subject, inspected_files
 
@@ -47,7 +46,7 @@ def table_of(rows: dict[str, str], separator: str = ",", columns: tuple[str, str
 
 def labels_of(store: Path, collection: str = "c") -> dict[str, object]:
     with open_store(str(store), read_only=True) as opened:
-        items = [item for page in pages(opened.get(collection), with_vector=False) for item in page]
+        items = [item for page in opened.get(collection).pages(with_vector=False) for item in page]
     return {unicodedata.normalize("NFC", str(item.metadata["path"])): item.metadata.get("label") for item in items}
 
 

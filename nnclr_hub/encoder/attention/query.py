@@ -102,12 +102,19 @@ class AttentionSettings:
         self.has_prior()
 
     def has_prior(self, targets: int = 0) -> bool:
-        """Return whether the overlay shows the center prior; raise InvalidRequest if it should and cannot."""
+        """Return whether the overlay shows the center prior.
+
+        Raises:
+            InvalidRequest: center_prior is True, and another setting excludes it.
+        """
         kind = "point" if isinstance(self.query, Point) else "box"
-        others = {kind: self.query, "target": targets or None, "head": self.head, "threshold": self.threshold}
-        given = [name for name, value in others.items() if value is not None]
+        excluding = {kind: self.query, "target": targets or None, "head": self.head, "threshold": self.threshold}
+        given = [name for name, value in excluding.items() if value is not None]
         if self.center_prior and given:
-            raise InvalidRequest(f"center_prior is for the map of the whole image; leave it out, or {given[0]}.")
+            raise InvalidRequest(
+                f"center_prior cannot be combined with {given[0]}, because it applies to the map of the whole image; "
+                "leave out one of them."
+            )
         return self.center_prior is not False and not given
 
 

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from nnclr_hub.errors import CollectionNotFound, ItemNotFound, NNCLRHubError
+from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.plural import counted
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
@@ -48,7 +48,6 @@ class EmbeddedCollection(Collection):
         name: in the root catalog.
         path: its SQLite file; the index snapshot is in the folder with the same stem.
         lost: folder for stray files.
-        settings: settings of the store.
         read_only: start no writer thread; the next call sees what another process has committed.
     """
 
@@ -71,12 +70,8 @@ class EmbeddedCollection(Collection):
         self.random_scores = RandomScores(self)
 
     def __repr__(self) -> str:
-        try:
-            items = "closed" if self._closed else counted(self.statistics().items, "item")
-        except NNCLRHubError:
-            items = "unreadable"
-        index = self._files.states.latest.main.kind.name
-        return f"<EmbeddedCollection {self.name!r}: {items}, dim {self.spec.dim}, {index} index>"
+        state = "closed" if self._closed else counted(len(self._files.states.latest.alive), "item")
+        return f"<EmbeddedCollection {self.name!r}: {state}, dim {self.spec.dim}>"
 
     # ---- writing
 
@@ -118,13 +113,11 @@ class EmbeddedCollection(Collection):
         replace: bool = False,
         keep: Sequence[str] = (),
     ) -> int:
-        edit = edits.editor(metadata, replace=replace, keep=keep)
-        return self._update(edit, ids, where, frees=not replace and edits.only_removes(metadata))
+        return self._update(edits.editor(metadata, replace=replace, keep=keep), ids, where)
 
     def update_each(self, metadata: ById, *, expected: ById | None = None, keep: Sequence[str] = ()) -> int:
         edit = edits.each_editor(metadata, expected=expected, keep=keep)
-        frees = all(map(edits.only_removes, metadata.values()))
-        return self._update(edit, list(metadata), None, expected, frees=frees)
+        return self._update(edit, list(metadata), None, expected)
 
     def _update(
         self,
@@ -132,8 +125,6 @@ class EmbeddedCollection(Collection):
         ids: Sequence[str] | None,
         where: Where | None,
         expected: ById | None = None,
-        *,
-        frees: bool,
     ) -> int:
         chosen = _choose(ids, where)
 
@@ -145,7 +136,7 @@ class EmbeddedCollection(Collection):
             rows.edit_items(connection, {rid: texts[rid] for rid, _, text in found if texts[rid] != text})
             return len(found)
 
-        return self._submit(apply, frees=frees)
+        return self._submit(apply)
 
     def change_indexed(self, keys: Sequence[str]) -> None:
         spec = replace_fields(self.spec, indexed=tuple(keys))
@@ -192,7 +183,7 @@ class EmbeddedCollection(Collection):
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
-        checks.check_limit(limit)
+        checks.check_whole("limit", limit, checks.MAX_LIMIT)
         after = "" if cursor is None else checks.check_name(cursor, "Cursor")
         condition, parameters = filter_sql(parse(where))
         page = [f"id > ? AND ({condition}) ORDER BY id LIMIT ?", [after, *parameters, limit + 1]]
@@ -204,8 +195,7 @@ class EmbeddedCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = checks.check_queries(vectors, self.spec)
-        checks.check_options(options)
-        checks.check_k(k)
+        checks.check_search(k, options.effort, options.score_threshold)
         group, known = EVERYTHING if options.where is None else parse(options.where), self._files.filters
 
         def find(connection: sqlite3.Connection, state: State) -> list[list[Match]]:
@@ -326,13 +316,13 @@ class EmbeddedCollection(Collection):
 
     # ---- life
 
-    def close(self, *, keep: bool = True, dropped: bool = False) -> None:
-        """Save the index if enough has changed, and close the files; without `keep`, write nothing more."""
+    def close(self, *, keep: bool = True) -> None:
+        """Save the index if enough has changed, and close the files; without `keep`, its file is about to go."""
         check_process(self._pid)  # first: a thread that the fork has not copied may hold the lock for ever
         with self._life:
             if not self._closed:
                 self._closed = True
-                self._files.close(keep=keep, dropped=dropped)
+                self._files.close(keep=keep)
 
     def _submit(self, apply: Apply[T], *, frees: bool = False) -> T:
         is_meant = IS_MEANT.get()

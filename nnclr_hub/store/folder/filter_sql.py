@@ -114,14 +114,16 @@ def _equals(value: str, kind: str, wanted: Sequence[Any], parameters: list[Any])
 
 
 def _contains(key: str, kind: str, wanted: Any, parameters: list[Any]) -> str:
-    """Return that a list contains one or all of some scalars; the scalars are one parameter, as a list of JSON."""
-    parameters.append(json.dumps([wanted] if kind == "contains" else list(wanted)))
-    array = f"CASE WHEN {type_sql(key)} = 'array' THEN {value_sql(key)} ELSE '[]' END"
-    same = f"e.value IS w.value AND (e.type = w.type OR (e.type {_NUMBER} AND w.type {_NUMBER}))"
-    if kind == "contains_any":
-        return f"EXISTS (SELECT 1 FROM json_each(?) AS w, json_each({array}) AS e WHERE {same})"
-    lacks = f"NOT EXISTS (SELECT 1 FROM json_each({array}) AS e WHERE {same})"
-    return f"NOT EXISTS (SELECT 1 FROM json_each(?) AS w WHERE {lacks})"
+    """Return that a list contains one or all of some scalars. Each list is read once for all of them."""
+    array = f"json_each(CASE WHEN {type_sql(key)} = 'array' THEN {value_sql(key)} ELSE '[]' END) AS e"
+    scalars = [wanted] if kind == "contains" else wanted
+    same = _equals("e.atom", "e.type", scalars, parameters)  # a list or an object has no atom
+    if kind != "contains_all":
+        return f"EXISTS (SELECT 1 FROM {array} WHERE {same})"
+    named = [one is None or isinstance(one, bool) for one in scalars]
+    # as a BLOB, the name of true differs from 1 and from the text "true"
+    atom = "CASE WHEN e.type IN ('null', 'true', 'false') THEN CAST(e.type AS BLOB) ELSE e.atom END"
+    return f"(SELECT count(DISTINCT {atom}) FROM {array} WHERE {same}) = {len(set(zip(named, scalars, strict=True)))}"
 
 
 def _bounds(value: str, wanted: Sequence[tuple[str, Any]], parameters: list[Any]) -> str:

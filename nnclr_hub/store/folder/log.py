@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from nnclr_hub.errors import ChangesUnavailable, InvalidRequest
-from nnclr_hub.store.checks import check_limit
+from nnclr_hub.store.checks import MAX_LIMIT, check_whole
 from nnclr_hub.store.folder.rows import last_seq
 from nnclr_hub.store.folder.schema import last_commit
 from nnclr_hub.store.reports import Change, ChangePage
@@ -13,7 +13,7 @@ from nnclr_hub.store.reports import Change, ChangePage
 
 def read_changes(connection: sqlite3.Connection, since: int, limit: int, own: str, log: str | None) -> ChangePage:
     """See `Collection.changes`; in the caller's read transaction. `own` is what `log` must be."""
-    check_limit(limit)
+    check_whole("limit", limit, MAX_LIMIT)
     if isinstance(since, bool) or not isinstance(since, int) or since < 0:
         raise InvalidRequest(f"since must be a whole number from 0, got {since!r}.")
     last = last_commit(connection).seq

@@ -49,8 +49,7 @@ class Maintenance:
 
     Args:
         states: states of the index.
-        settings: settings of the store.
-        path: path of the collection's file; its snapshot is in the folder with the same stem.
+        path: of the collection's file; its snapshot is in the folder with the same stem.
         reader: provides a connection in a read transaction.
         load: returns a state that is built from the catalog, which a connection sees.
         saved: the main part that is on disk, if any.
@@ -72,17 +71,12 @@ class Maintenance:
         self._folding, self._saving = threading.Lock(), threading.Lock()
         self._wake, self._closing = threading.Event(), threading.Event()
         self.wake = self._wake.set
-        self._dropped = False
+        self._keep = True
         self._looked = 0.0  # when free pages were last counted
         self._building: str | None = None  # what is built now, and how far
         self.failure: str | None = None
         self._thread = threading.Thread(target=self._run, name=f"maintenance of {path.name}", daemon=True)
         self._thread.start()
-
-    @property
-    def busy(self) -> bool:
-        """Whether it builds or saves the index now."""
-        return self._folding.locked() or self._saving.locked()
 
     @property
     def state(self) -> str:
@@ -118,7 +112,7 @@ class Maintenance:
             with self._folding:
                 self._fold(rebuild=True, progress=progress)
         except Stopped as error:
-            raise closed_error(self._dropped) from error
+            raise closed_error(keep=self._keep) from error
         self.writer.submit(lambda connection, _: trim_log(connection, self._settings.kept_changes), frees=True)
         self._give_back(1)
         self._checkpoint(truncate=True)
@@ -144,8 +138,8 @@ class Maintenance:
                     remove_snapshot(folder, change)
                     self._saved = _content(None)
             except StoreError as error:
-                if self._dropped:  # and its folder with it
-                    raise closed_error(True) from error
+                if not self._keep:  # its folder may be deleted
+                    raise closed_error(keep=False) from error
                 raise
 
     def rebuild(self) -> None:
@@ -162,9 +156,9 @@ class Maintenance:
             writer.submit(load, frees=True, alone=True)
         self.wake()
 
-    def close(self, *, keep: bool, dropped: bool = False) -> None:
+    def close(self, *, keep: bool) -> None:
         """End the thread. With `keep`, save the index if enough has changed, and record that all is well."""
-        self._dropped = dropped
+        self._keep = keep
         self._closing.set()
         self.wake()
         self._thread.join()

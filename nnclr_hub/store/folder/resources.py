@@ -96,14 +96,14 @@ class Resources:
             self.writer = self.maintenance.writer = Writer(self._connection, self.states, path, self.record, wake)
         self.maintenance.wake()
 
-    def close(self, *, keep: bool, dropped: bool) -> None:
+    def close(self, *, keep: bool) -> None:
         """Save the index if enough has changed, and close everything; see `EmbeddedCollection.close`."""
         try:
-            self.maintenance.close(keep=keep, dropped=dropped)
+            self.maintenance.close(keep=keep)
         finally:
-            self.connections.close(dropped=dropped)
+            self.connections.close(keep=keep)
             if self.writer is not None:
-                self.writer.close(dropped=dropped)
+                self.writer.close(keep=keep)
             self._connection.close()  # last, so that SQLite merges its log into the file
             self.record.close()
             # code that still holds the closed collection need not hold its vectors
@@ -123,7 +123,7 @@ class Resources:
             durable_seq=index.seq if writer is None else writer.last.seq,
             indexed_seq=index.seq,
             index=index.main.kind.name,
-            state="closed" if self.connections.closed else self.state,
+            state="closed" if self.connections.closed is not None else self.state,
             index_bytes=index.nbytes,
             file_bytes=bytes_of_database(self._path),
             disk_free=free_bytes(self._path),
@@ -222,14 +222,14 @@ class Connections:
         self._used = 0
         self._counting = threading.Lock()
         self._pid = os.getpid()
-        self.closed = self._dropped = False
+        self.closed: StoreError | None = None
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
         """Provide a connection in a read transaction: everything in the block sees the same state."""
         check_process(self._pid)
-        if self.closed:
-            raise closed_error(self._dropped)
+        if self.closed is not None:
+            raise self.closed
         with self._counting:
             self._used += 1
         connection = None
@@ -243,17 +243,16 @@ class Connections:
                 yield connection
         finally:
             if connection is not None:
-                if self.closed or len(self._idle) >= MAX_IDLE:
+                if self.closed is not None or len(self._idle) >= MAX_IDLE:
                     connection.close()
                 else:
                     self._idle.append(connection)
             with self._counting:
                 self._used -= 1
 
-    def close(self, *, dropped: bool = False) -> None:
+    def close(self, *, keep: bool) -> None:
         """Close idle connections now, and the others when they are returned."""
-        self._dropped = dropped
-        self.closed = True
+        self.closed = closed_error(keep=keep)
         with suppress(IndexError):  # another thread may take the last one
             while True:
                 self._idle.pop().close()

@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreClosed, StoreError
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreError
 from nnclr_hub.store.base import Collection, VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.disk import bytes_of_database, fsync_folder, give_back, take_lock, translated, write_id
@@ -43,7 +43,6 @@ class EmbeddedStore(VectorStore):
     Args:
         folder: created if it does not exist.
         read_only: do not lock the folder; see what the process that writes to it commits.
-        memory: bytes that the index of a collection may use; None: half of the machine's memory.
         settings: sizes and times, see `store.settings`.
 
     Raises:
@@ -57,15 +56,12 @@ class EmbeddedStore(VectorStore):
         folder: str | Path,
         *,
         read_only: bool = False,
-        memory: int | None = None,
         settings: StoreSettings | None = None,
     ) -> None:
         self.folder = Path(folder)
         self.read_only = read_only
         self.records = Records(self.folder / RECORDS, read_only=read_only)
         self._settings = settings or StoreSettings()
-        if memory is not None:
-            self._settings = replace(self._settings, memory=memory)
         # by the stem of their file, which a rename does not change
         self._open: dict[str, EmbeddedCollection] = {}
         self._locks: dict[str, threading.Lock] = {}
@@ -90,11 +86,7 @@ class EmbeddedStore(VectorStore):
             raise
 
     def __repr__(self) -> str:
-        try:
-            names = f"collections {', '.join(self.names()) or 'none'}"
-        except StoreError as error:
-            names = "closed" if isinstance(error, StoreClosed) else "unreadable"
-        return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}: {names}>"
+        return f"<EmbeddedStore {str(self.folder)!r}{', read-only' * self.read_only}>"
 
     # ---- collections
 
@@ -155,7 +147,7 @@ class EmbeddedStore(VectorStore):
             with self._opening(key):
                 opened = self._open.pop(key, None)
                 if opened is not None:
-                    opened.close(keep=False, dropped=True)
+                    opened.close(keep=False)
                 try:
                     shutil.rmtree(self._path(key).with_suffix(""), ignore_errors=True)
                     remove_files(self._path(key))

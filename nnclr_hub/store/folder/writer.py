@@ -95,11 +95,11 @@ class Writer:
             self._requests.put(request)
         return request.answer.result()
 
-    def close(self, *, dropped: bool = False) -> None:
+    def close(self, *, keep: bool) -> None:
         """Finish what was submitted, then end the thread."""
         with self._closing:
             if self._closed is None:
-                self._closed = closed_error(dropped)
+                self._closed = closed_error(keep=keep)
                 self._requests.put(None)
         self._thread.join()
 
@@ -214,8 +214,8 @@ class Writer:
             self.behind = f"the index could not apply a change ({type(error).__name__})"
 
 
-def closed_error(dropped: bool) -> StoreError:
-    """Return the error for a call on a closed collection."""
-    if dropped:
-        return CollectionNotFound("The collection was dropped while it was in use.")
-    return StoreClosed("The collection is closed, because its store is; open the store again.")
+def closed_error(*, keep: bool) -> StoreError:
+    """Return the error for a call on a closed collection; without `keep`, its file is not that of the name any more."""
+    if keep:
+        return StoreClosed("The collection is closed, because its store is; open the store again.")
+    return CollectionNotFound("The collection was dropped or repaired while it was in use; open it again by name.")

@@ -13,7 +13,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest, ItemNotFound, OpenedForReading, StoreError
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.checks import check_ids, check_k, check_limit, check_name, check_options, check_queries
+from nnclr_hub.store.checks import MAX_LIMIT, check_ids, check_name, check_queries, check_search, check_whole
 from nnclr_hub.store.edits import Edit, check_choice, check_unchanged, each_editor, editor
 from nnclr_hub.store.facets import Facet, check_facets
 from nnclr_hub.store.items import canonical
@@ -44,6 +44,8 @@ class MilvusCollection(Collection):
     - Reads see what this client has written before. They see writes of other clients within about a second.
     - The numbers of changes count what this client has written since it opened the collection.
     """
+
+    keeps_changes = False
 
     def __init__(self, name: str, spec: CollectionSpec, connection: Connection, *, read_only: bool = False) -> None:
         self.name = name
@@ -131,7 +133,7 @@ class MilvusCollection(Collection):
     def scroll(
         self, cursor: str | None = None, limit: int = 100, where: Where | None = None, *, with_vector: bool = True
     ) -> Page:
-        check_limit(limit)
+        check_whole("limit", limit, MAX_LIMIT)
         after = "" if cursor is None else check_name(cursor, "Cursor")
         fields = ["id", "metadata", "vector"] if with_vector else ["id", "metadata"]
         page = list(islice(self._scan(self._expression(where), fields, after, limit + 1), limit + 1))
@@ -140,8 +142,8 @@ class MilvusCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = check_queries(vectors, self.spec)
-        check_options(options)
-        k, expression = check_k(k), self._expression(options.where)
+        check_search(k, options.effort, options.score_threshold)
+        expression = self._expression(options.where)
         if options.exact and self._index.effort:
             raise InvalidRequest(
                 f"Collection {self.name!r} has an index in Milvus, which compares with every item only if the index is "
@@ -193,8 +195,9 @@ class MilvusCollection(Collection):
         Milvus checks its own files, so only the recall is measured.
         """
         sample = self._sample()
-        found = self.search_batch(sample[:QUERIES], NEIGHBORS)
-        thorough = self.search_batch(sample[:QUERIES], NEIGHBORS, effort=8 * self._index.default or None)
+        found = self.search_each(sample[:QUERIES], NEIGHBORS)
+        more = SearchOptions(effort=8 * self._index.default or None)
+        thorough = self.search_each(sample[:QUERIES], NEIGHBORS, more)
         hits = 0
         for matches, best in zip(found, thorough, strict=True):
             # an equally near item in a neighbor's place is as good: copies of an image are equal

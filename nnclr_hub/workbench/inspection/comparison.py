@@ -30,7 +30,6 @@ from nnclr_hub.inspect.neighbors import nearest
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import Difference, confidence_interval, paired_difference
 from nnclr_hub.store.base import Collection, Progress
-from nnclr_hub.store.pages import pages
 from nnclr_hub.store.where import check_key
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.bench import LocalBench, Report
@@ -182,7 +181,7 @@ def compare_on_collection(
         progress: called with (done, total): first half vectors, second half the classifiers on them.
     """
     labels: dict[str, str | None] = {}
-    for items in pages(collection, with_vector=False):
+    for items in collection.pages(with_vector=False):
         labels |= {item.id: label_text(item.metadata, field) for item in items}
         progress(0, 0)  # which may end a job
     labeled = [id for id, label in labels.items() if label]

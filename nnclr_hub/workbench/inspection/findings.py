@@ -261,8 +261,6 @@ class InspectionRequest(Request):
         """Raise InvalidFilter for an invalid key, or InvalidRequest."""
         super().validate()
         check_key(self.field)
-        if self.parts not in ("splits", "folders"):
-            raise InvalidRequest(f"parts must be splits or folders, got {self.parts!r:.80}.")
 
 
 @task("inspection", InspectionRequest, path="/collections/{collection}/inspections")

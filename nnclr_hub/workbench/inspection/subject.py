@@ -21,7 +21,6 @@ from nnclr_hub.images.source import Place, Source
 from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.pages import pages
 from nnclr_hub.table_rows import LabelTable, TableRows, read_rows
 from nnclr_hub.workbench.bench import Report
 from nnclr_hub.workbench.inspection.scan import Scanned, scan_image, scan_images
@@ -156,7 +155,7 @@ def collection_subject(
     log, seq = state_of(collection)
     progress = report("reading")
     ids, vectors, scanned, named, paths, reviewed, places = [], [], [], [], [], [], []
-    for items in pages(collection, None, limit=500):
+    for items in collection.pages(limit=500):
         places += map(named_item, items)
         for item in items:
             thumbnail = collection.thumbnail(item.id)

@@ -1,11 +1,8 @@
 """A disk that loses its power, and what is left on it.
 
 What was written to a file is volatile until an fsync of that file ended that began after the write had ended.
-What was done to a folder (a file made, renamed, deleted) is volatile until
-
-    strict       an fsync of that folder, which is all that POSIX promises
-    journalled   or, for the creation of a file and its folders, an fsync of the file itself, which
-                 is what ext4, XFS, Btrfs and F2FS do
+What was done to a folder (a file made, renamed, deleted) is volatile until an fsync of that folder, which is all that
+POSIX promises. File systems with a journal keep more; what they leave is among what this disk may leave.
 
 Power may fail with all of the volatile lost, or with an arbitrary part of it on the disk: some pages of a file as
 they were at some moment since the last fsync, others not; a rename, but not the one before. That a file becomes shorter
@@ -32,7 +29,6 @@ class Inode:
     durable: bytes that are safe; settled: how many changes went into them.
     pending: later changes as (offset, bytes), or (size, None) for a new length.
     entries: of a folder, as all programs see them; safe_entries: those that are safe.
-    made_in: folder and name, while its making is volatile.
     """
 
     folder: bool = False
@@ -41,7 +37,6 @@ class Inode:
     pending: list[Change] = field(default_factory=list)
     entries: dict[str, Inode] = field(default_factory=dict)
     safe_entries: dict[str, Inode] = field(default_factory=dict)
-    made_in: tuple[Inode, str] | None = None
 
     @property
     def changes(self) -> int:
@@ -58,22 +53,16 @@ Entries = list[tuple[Inode, str, Inode | None]]
 
 
 class Disk:
-    """Empty at first; `top` is its root folder.
+    """Empty at first; `top` is its root folder."""
 
-    Args:
-        strict: see the module.
-    """
-
-    def __init__(self, *, strict: bool = False) -> None:
+    def __init__(self) -> None:
         self.top = Inode(folder=True)
-        self._strict = strict
         self._volatile: list[Entries] = []
 
     # ---- history
 
     def make(self, folder: Inode, name: str, inode: Inode) -> None:
         """Create a file or folder."""
-        inode.made_in = folder, name
         self._change([(folder, name, inode)])
 
     def remove(self, folder: Inode, name: str) -> None:
@@ -82,10 +71,7 @@ class Disk:
 
     def rename(self, source: tuple[Inode, str], target: tuple[Inode, str]) -> None:
         """Rename a file or folder in one step."""
-        inode = source[0].entries[source[1]]
-        # one that was never synced is safe under its new name once it is
-        inode.made_in = target if inode.made_in is not None else None
-        self._change([(*source, None), (*target, inode)])
+        self._change([(*source, None), (*target, source[0].entries[source[1]])])
 
     def sync(self, inode: Inode, covered: int) -> None:
         """Record the end of an fsync.
@@ -98,15 +84,11 @@ class Disk:
         inode.durable = _after(inode.durable, inode.pending[:count])
         inode.settled += count
         del inode.pending[:count]
-        if inode.folder:
-            self._settle([one for one in self._volatile if any(folder is inode for folder, _, _ in one)])
-            return
-        made: Inode | None = None if self._strict else inode
-        while made is not None and made.made_in is not None:
-            place = made.made_in
-            made.made_in = None
-            self._settle([one for one in self._volatile if any((folder, name) == place for folder, name, _ in one)])
-            made = place[0]
+        safe = [one for one in self._volatile if any(folder is inode for folder, _, _ in one)]
+        for together in safe:
+            for folder, name, meant in together:
+                _enter(folder.safe_entries, name, meant)
+        self._volatile = [together for together in self._volatile if not any(together is one for one in safe)]
 
     # ---- loss of power
 
@@ -130,15 +112,6 @@ class Disk:
         for folder, name, meant in together:
             _enter(folder.entries, name, meant)
         self._volatile.append(together)
-
-    def _settle(self, safe: list[Entries]) -> None:
-        """Make changes safe, in their order."""
-        for together in safe:
-            for folder, name, meant in together:
-                _enter(folder.safe_entries, name, meant)
-                if meant is not None:
-                    meant.made_in = None
-        self._volatile = [together for together in self._volatile if not any(together is one for one in safe)]
 
     def _folders(self) -> Iterator[Inode]:
         """Yield every folder that may exist after a loss of power."""

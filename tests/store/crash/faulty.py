@@ -2,9 +2,8 @@
 
 python -m store.crash.faulty FOLDER SEED LENGTH
 
-The lines of `store.crash.script`, and when an operation was refused one more: {"refused": class, "sentence", "kind":
-of the operation, "read": whether what was acknowledged could be read afterwards, "then": class of the refusal of
-another write, or null if it was taken}.
+The lines of `store.crash.script`, and when an operation was refused one more: {"refused": class, "sentence", "read":
+whether what was acknowledged could be read afterwards; null if the store could not be opened}.
 """
 
 from __future__ import annotations
@@ -37,16 +36,6 @@ def _readable(store: VectorStore, before: World, after: World) -> bool:
     return True
 
 
-def _write(store: VectorStore, world: World) -> str | None:
-    """Write to some collection; return the class of the refusal."""
-    try:
-        for name in world.collections:
-            store.get(name).delete(["nobody"])
-    except StoreError as error:
-        return type(error).__name__
-    return None
-
-
 def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
     """Perform the script up to the first refusal, and describe that."""
     foreseen = worlds(script)
@@ -66,11 +55,8 @@ def run(folder: str, script: list[Operation]) -> dict[str, Any] | None:
                 perform(store, operation)
             _say({"done": number + 1})
     except StoreError as error:
-        said = {"refused": type(error).__name__, "sentence": str(error), "kind": script[number][0]}
-        if store is None:
-            return {**said, "read": None, "then": None}
-        read = _readable(store, foreseen[number], foreseen[number + 1])
-        return {**said, "read": read, "then": _write(store, foreseen[number])}
+        read = None if store is None else _readable(store, foreseen[number], foreseen[number + 1])
+        return {"refused": type(error).__name__, "sentence": str(error), "read": read}
     return None
 
 

@@ -18,7 +18,7 @@ from zlib import crc32
 
 from store.crash.content import DIM, item_of
 from store.crash.small import open_small_store
-from store.crash.world import KEEP, World, backups_of
+from store.crash.world import KEEP, World, backups_of, records_of
 
 from nnclr_hub.store.backup import back_up
 from nnclr_hub.store.base import Collection, VectorStore
@@ -27,6 +27,7 @@ from nnclr_hub.store.spec import CollectionSpec, IndexName
 # (kind, arguments); names and aliases are those in force when it is its turn
 Operation = tuple[str, tuple[Any, ...]]
 IDS = 60
+RECORDS = 11  # one of so many operations writes records
 KINDS: tuple[IndexName, ...] = ("hnsw", "flat", "ivf")
 COMPARED = ("raw", "whiten")  # "whiten": those with the most items
 _WEIGHTS = {
@@ -52,7 +53,8 @@ def operations(seed: int, length: int) -> list[Operation]:
     world = World()
     script: list[Operation] = []
     for number in range(length):
-        operation = _draw(rng, world, number)
+        # records depend on nothing else
+        operation = ("record", (number,)) if number % RECORDS == RECORDS - 1 else _draw(rng, world, number)
         foresee(world, operation)
         script.append(operation)
     return script
@@ -83,6 +85,8 @@ def foresee(world: World, operation: Operation) -> None:
         world.aliases = {alias: name for alias, name in aliases.items() if name != arguments[0]}
     elif kind == "clear":
         collections[arguments[0]].clear()
+    elif kind == "record":
+        world.record = arguments[0]
     elif kind == "backup":
         world.backups = min(KEEP, world.backups + 1)
     elif kind == "alias":
@@ -115,6 +119,7 @@ def perform(store: VectorStore, operation: Operation) -> None:
         "compact": lambda name: store.get(name).compact(),
         "clear": lambda name: _clear(store.get(name)),
         "backup": lambda: back_up(store, backups_of(store), keep=KEEP),
+        "record": lambda number: store.records.put(*records_of(number)),
         "drop": store.drop,
         "alias": store.alias,
         "rename": store.rename,

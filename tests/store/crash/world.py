@@ -12,6 +12,7 @@ from store.exhaustive import scores
 
 from nnclr_hub.store.backup import list_backups, verify_backups
 from nnclr_hub.store.base import VectorStore
+from nnclr_hub.store.records import Record
 
 Versions = dict[str, int]
 SAMPLE = 12
@@ -20,16 +21,19 @@ KEEP = 1  # backups
 
 @dataclass
 class World:
-    """Collections by name, each a dict of versions by item id; names of collections by alias; the number of backups."""
+    """Collections by name, each a dict of versions by item id; names of collections by alias; the number of backups.
+
+    record: the number in both records of the last change; 0: there are none.
+    """
 
     collections: dict[str, Versions] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     backups: int = 0
+    record: int = 0
 
     def copy(self) -> World:
-        return World(
-            {name: dict(versions) for name, versions in self.collections.items()}, dict(self.aliases), self.backups
-        )
+        collections = {name: dict(versions) for name, versions in self.collections.items()}
+        return World(collections, dict(self.aliases), self.backups, self.record)
 
 
 def read_world(store: VectorStore) -> World:
@@ -43,7 +47,20 @@ def read_world(store: VectorStore) -> World:
         assert info.state == "ready" or info.state.startswith("building"), info
         assert info.indexed_seq == info.durable_seq, info
         collections[info.name] = read_collection(store.get(info.name))
-    return World(collections, store.aliases(), read_backups(store))
+    return World(collections, store.aliases(), read_backups(store), read_records(store))
+
+
+def records_of(number: int) -> list[Record]:
+    """Return two records that are always written together."""
+    return [Record("job", name, {"n": number}, b"%d" % number * 5000) for name in ("a", "b")]
+
+
+def read_records(store: VectorStore) -> int:
+    """Return the number in the records, after checking that both have it."""
+    kept = [store.records.get("job", one.name) for one in store.records.list("job")]
+    number = kept[0].content["n"] if kept and kept[0] else 0
+    assert kept == (records_of(number) if number else []), kept
+    return number
 
 
 def read_backups(store: Any) -> int:
