@@ -159,6 +159,7 @@ def _loaded(image: Image.Image, file: BinaryIO, change: Callable[[str], str]) ->
     """Decode a file with other raw modes."""
     file.seek(0)
     again: Any = Image.open(file, formats=[image.format or ""])
+    again.seek(image.tell())
     again.tile = [
         one._replace(args=(change(one.args[0]), *one.args[1:]) if isinstance(one.args, tuple) else change(one.args))
         for one in again.tile

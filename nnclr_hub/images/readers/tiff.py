@@ -72,7 +72,7 @@ def has_more_channels(tags: Mapping[int, Any]) -> bool:
     samples, bits, kind = (_first(tags.get(tag, 1)) for tag in (_SAMPLES, _BITS, _SAMPLE_FORMAT))
     if not isinstance(samples, int) or samples > 4 or (kind == _SIGNED and bits == 8):  # Pillow reads -1 as 255
         return True
-    if samples > 1 and (bits == 16 or samples == 2) and tags.get(_PLANES) == 2:  # Pillow reads bytes of 16 bits
+    if has_wide_planes(tags):
         return True
     extra = tags.get(_EXTRA_SAMPLES, ())
     if _UNSPECIFIED in (extra if isinstance(extra, tuple) else (extra,)):
@@ -82,6 +82,12 @@ def has_more_channels(tags: Mapping[int, Any]) -> bool:
         return False
     found = _OME.search(text) or (_IMAGEJ.search(text) if text.startswith("ImageJ=") else None)
     return found is not None and int(found[1]) > samples
+
+
+def has_wide_planes(tags: Mapping[int, Any]) -> bool:
+    """Return whether each channel is stored apart, in a form of which Pillow mixes up the values."""
+    samples, bits = (_first(tags.get(tag, 1)) for tag in (_SAMPLES, _BITS))
+    return samples != 1 and (bits == 16 or samples == 2) and tags.get(_PLANES) == 2
 
 
 def is_camera_raw(tags: Mapping[int, Any]) -> bool:
