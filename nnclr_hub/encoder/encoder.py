@@ -457,7 +457,6 @@ class Encoder:
         return unit_rows(features) if unit else features
 
     def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
-        """Run compute(backbone, x) in torch; return float32."""
         from nnclr_hub.encoder.backends.with_torch import forward
 
         # next to another backend, fp32 is faster in torch on most processors

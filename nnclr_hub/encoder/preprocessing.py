@@ -213,7 +213,6 @@ class EvalTransform(Transform):
 
     @property
     def _side(self) -> int:
-        """The length to which a side of an image is resized, in pixels."""
         return math.floor(self.preprocessing.input_size / self.preprocessing.crop_pct)
 
     def _crop(self, decoded: DecodedImage) -> np.ndarray:

@@ -155,7 +155,6 @@ def _identity(network: nn.Module | Callable[[Tensor], Any], transform: Transform
 
 
 def _probe_image() -> Image.Image:
-    """Return an image of gradients in all channels."""
     ramp = np.linspace(0, 255, PROBE).astype(np.uint8)
     return Image.fromarray(np.stack(np.broadcast_arrays(ramp[None], ramp[:, None], ramp[::-1][None]), axis=-1))
 

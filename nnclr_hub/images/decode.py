@@ -222,7 +222,7 @@ def _read_tile(tile: Source, reading: ImageReading, bands: int | None) -> AnyIma
 
 @lru_cache(maxsize=1)
 def _whole(path: str, changed: int, reading: ImageReading, bands: int | None) -> AnyImage:
-    """Return an image whose tiles are read one after another."""
+    # its tiles are read one after another
     return decode_scaled(path, None, reading, bands).image
 
 
@@ -296,7 +296,6 @@ def _scaled(image: Image.Image, factor: int) -> DecodedImage:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 (upright) if it cannot be read."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001 - broken metadata
@@ -336,7 +335,6 @@ def readable_formats() -> tuple[str, ...]:
 
 
 def _refuse_unidentified(file: BinaryIO) -> NoReturn:
-    """Raise UnsupportedImage, with the reason, for a file that Pillow cannot identify."""
     file.seek(0)
     start = file.read(4096)
     if not start:

@@ -126,7 +126,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
 
 @cache
 def _template() -> jinja2.Template:
-    """Return the compiled template, because compiling takes longer than writing the rest of a small model folder."""
+    # compiling takes longer than writing the rest of a small model folder
     import jinja2
 
     return jinja2.Template(TEMPLATE.read_text("utf-8"))

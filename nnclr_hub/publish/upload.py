@@ -186,7 +186,6 @@ def push_to_hub(
 
 
 def _check_options(repository: str, tag: str | None, pr: bool) -> None:
-    """Raise InvalidRequest for an invalid repository, tag or combination of both."""
     require_repository(repository)
     if tag is not None and not _TAG.fullmatch(tag):
         raise InvalidRequest(
@@ -282,7 +281,6 @@ def _plan(
 
 @contextmanager
 def _hub_errors(repository: str) -> Iterator[None]:
-    """Convert the errors of the Hub's client to PublishingError, or InvalidRequest for an invalid name."""
     try:
         yield
     except NNCLRHubError:

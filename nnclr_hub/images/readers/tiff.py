@@ -135,7 +135,6 @@ def _stack(series: Any) -> ImageStack:
 
 
 def _rows(part: Any, offset: int, width: int, samples: int, box: Box) -> np.ndarray:
-    """Read a box of pixels that are stored one after the other, of a series or page."""
     part.parent.filehandle.seek(offset + box[1] * width * samples * part.dtype.itemsize)
     dtype = np.dtype(part.parent.byteorder + part.dtype.char)
     rows = part.parent.filehandle.read_array(dtype, (box[3] - box[1]) * width * samples)
@@ -227,7 +226,6 @@ def _converted(
 
 
 def _blended(values: np.ndarray, mode: str) -> np.ndarray:
-    """Return (h, w, C) as (h, w, 3) uint8, blended by its last channel."""
     if values.dtype != np.uint8:  # colors and alpha apart: colors of 12 bits may have an alpha of 16
         values = np.concatenate([to_8_bits(part, "depth") for part in (values[:, :, :-1], values[:, :, -1:])], axis=2)
     return np.asarray(to_rgb(Image.frombytes(mode.upper(), values.shape[1::-1], values.tobytes(), "raw", mode)))
