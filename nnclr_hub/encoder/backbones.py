@@ -297,5 +297,5 @@ def load_state(backbone: nn.Module, state: Mapping[str, Tensor], origin: str) ->
 
 
 def _is_plain(value: Tensor, floating: bool) -> bool:
-    # not quantized, sparse, complex or without data
+    # quantized, sparse and complex tensors, and those without data, need other code
     return value.layout is torch.strided and not value.is_meta and (value.is_floating_point() or not floating)

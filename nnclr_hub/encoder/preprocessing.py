@@ -348,7 +348,6 @@ def transformed_batches(images: Tensor, side: int | None, name: str, batch: int,
     """Check (N, C, H, W) float that is transformed already; return batches (B, C, H, W) float32.
 
     Args:
-        channels: C.
         side: the only input size that the network takes, in pixels; None: any.
 
     Raises:

@@ -164,7 +164,6 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
     """Find the files of a source, download them if necessary, and verify them.
 
     Args:
-        source: see the module.
         whole: download the support set too, which loading an encoder does not need.
 
     Raises:
@@ -313,7 +312,7 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
 
 
 def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolved:
-    # from this installation, or else from the Hub; other revisions always from the Hub
+    # this installation has one revision at most; the Hub has all of them
     info = model_info(name)
     pins = Pins("registry", info.sha256)
     if revision in ("", info.revision):

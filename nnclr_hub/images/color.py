@@ -47,7 +47,7 @@ def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
 
 
 def _with_lost(converted: Image.Image, image: Image.Image, *, convert: bool = True) -> Image.Image:
-    # of the values of an image, or of what an earlier conversion lost
+    # a hash of the values of the image, or of what an earlier conversion of it lost
     digest = hashlib.sha256(image.info.get(LOST, b""))
     for _, strip in _strips(image) if convert else ():
         digest.update(strip.tobytes())

@@ -222,7 +222,7 @@ def _read_tile(tile: Source, reading: ImageReading, bands: int | None) -> AnyIma
 
 @lru_cache(maxsize=1)
 def _whole(path: str, changed: int, reading: ImageReading, bands: int | None) -> AnyImage:
-    # its tiles are read one after another
+    # the tiles of an image are read one after another
     return decode_scaled(path, None, reading, bands).image
 
 

@@ -727,7 +727,7 @@ def _tar_images(place: Place, file: BinaryIO, others: Counter[str], limited: boo
 
 
 def _key(path: str) -> str:
-    # up to the first dot of the file name
+    # the key of a sample ends at the first dot of the file name
     folder, slash, file = path.rpartition("/")
     return folder + slash + file.partition(".")[0]
 

@@ -45,7 +45,6 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
             "sentence" in words, "measured_at_step" next to the weights' "step", "license" of the weights and
             "license_forced", and of the training images their "data" (a name or several) and "data_terms".
         repository: ORGANIZATION/NAME that the snippets load; None for the folder itself.
-        revision: tag or commit of it.
 
     Raises:
         WeightsMismatch, InvalidRequest: its preprocessing cannot be read.

@@ -219,7 +219,7 @@ def _tensors(value: Mapping[Any, Any]) -> State:
 
 
 def _convolutions(state: State) -> set[str]:
-    # which a backbone has and a head does not
+    # a backbone has convolutions, and a head does not
     return {key.partition(".")[0] for key, value in state.items() if value.ndim == 4}
 
 
@@ -250,7 +250,7 @@ class Layout(NamedTuple):
 
 
 def _has(*alternatives: str, without: str = "", section: str | None = None) -> Callable[[_Checkpoint], bool]:
-    # all groups of an alternative, such as "encoder predictor", and none of `without`
+    # a section must have all groups of an alternative, such as "encoder predictor", and none of `without`
     wanted, refused = [set(one.split()) for one in alternatives], set(without.split())
     return lambda one: any(own <= one.groups(section) for own in wanted) and not one.groups(section) & refused
 
@@ -445,7 +445,6 @@ def _architecture(
     Args:
         state: under timm's names.
         architecture: the only one to try; None for all stock ones.
-        model_args: arguments of it.
 
     Raises:
         WeightsMismatch: no architecture fits, or the weights alone do not determine it.

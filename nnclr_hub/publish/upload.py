@@ -153,7 +153,6 @@ def push_to_hub(
         license: license of the weights, for the card; None: that of the model folder or of timm.
         data: the training images and their terms, for the card; None: those of the model folder.
         private, tag, pr, token: see `publish_model`.
-        force_license: see `export_run`.
 
     Raises:
         NNCLRHubError: see `export_model` and `publish_model`.

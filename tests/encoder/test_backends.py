@@ -109,7 +109,7 @@ def test_many_threads_get_what_one_gets(folder, backend, load):
             np.testing.assert_allclose(got, wanted[turn % 8], atol=1e-6)
     first = encoder.backend.run(batches[0])
     before = first.copy()
-    encoder.backend.run(batches[0][::-1])
+    encoder.backend.run(batches[0][::-1].copy())
     np.testing.assert_array_equal(first, before)  # the next batch does not write over it
 
 

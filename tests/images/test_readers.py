@@ -7,6 +7,7 @@ import numpy as np
 import pydicom
 import pytest
 import tifffile
+from images.stacks import STACK, in_8_bits, pixels
 from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.pixels import apply_modality_lut, apply_voi_lut
@@ -22,16 +23,6 @@ from nnclr_hub.images.readers.tiff import TiffReader
 from nnclr_hub.images.reading import PLAIN, ImageReading
 
 RNG = np.random.default_rng(0)
-STACK = RNG.integers(0, 4000, (3, 5, 40, 52), dtype=np.uint16)  # Z, C, Y, X
-STACK[..., 0, 0] = 4095
-
-
-def in_8_bits(values: np.ndarray, white: float = 4095) -> np.ndarray:
-    return np.rint(values / white * 255).astype(np.uint8)
-
-
-def pixels(source, reading=PLAIN) -> np.ndarray:
-    return np.asarray(decode_any(source, reading))
 
 
 LAYOUTS = {

@@ -50,7 +50,7 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails)
     with pytest.raises(ModelError):
         export_tiny(folder)
     monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ModelError if fails.startswith("safetensors") else OSError):
+    with pytest.raises(ModelError):
         write_card(folder, repository="org/name")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == old
 
@@ -155,10 +155,10 @@ def test_an_edited_card_is_kept(tmp_path):
 def test_what_an_export_cannot_write_is_refused(tmp_path):
     with pytest.raises(WeightsMismatch):  # of another architecture
         export_tiny(tmp_path / "model", create_backbone("resnet18"))
+    assert not (tmp_path / "model").exists()
     for value in (float("nan"), object()):
         with pytest.raises(InvalidRequest, match="JSON"):
             export_tiny(tmp_path / "model", provenance={"metrics": {"knn20/x": value}})
-    assert not (tmp_path / "model").exists()
     backbone = create_backbone("test_resnet")
     backbone.get_buffer("stem.bn1.running_var" if hasattr(backbone, "stem") else "bn1.running_var")[0] = 1e5
     torch.manual_seed(5)

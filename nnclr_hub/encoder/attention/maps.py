@@ -52,7 +52,7 @@ class AttentionMap:
         )
 
     def _repr_png_(self) -> bytes:
-        # for Jupyter
+        # Jupyter calls this
         return self.png()
 
     @property
