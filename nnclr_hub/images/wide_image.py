@@ -44,8 +44,7 @@ def is_wide(image: Image.Image) -> bool:
 
 
 def eight_bits(image: Image.Image, file: BinaryIO) -> Image.Image:
-    """Return a wide image in 8 bits, with the brightest value as `black_and_white` says; colors and alpha apart.
-    """
+    """Return a wide image in 8 bits, with the brightest value as `black_and_white` says; colors and alpha apart."""
     rows, mode, (width, height) = _rows(image, file)
     key = image.info.get("transparency")  # the color of transparent pixels, in a PNG in RGB
     key = key if isinstance(key, tuple) and mode == "RGB" else None
