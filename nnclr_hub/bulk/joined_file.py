@@ -57,7 +57,7 @@ def join(shards: Shards, file: Path) -> Shape:
         DiskFull: nothing was written.
     """
     shards.require_all()
-    shape = sum(shard.count for shard in shards), shards.plan.dim
+    shape = sum(shard.count for shard in shards), shards.plan.embed_dim
     if not shape[0]:
         raise ImageError(
             f"None of {counted(shards.plan.images(), 'image')} could be read; the shards list the reasons."
@@ -146,7 +146,6 @@ FORMATS: dict[str, Callable[[Shards, Path, Shape], None]] = {
 
 
 def _texts(shard: Shard) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the values of COLUMNS of each image."""
     for id, path, label, metadata in zip(shard.ids, shard.paths, shard.labels, shard.metadata, strict=True):
         yield id, path, label or "", json.dumps(metadata) if metadata else ""
 
@@ -161,7 +160,7 @@ def _write_header(file: Any, shape: tuple[int, ...], kind: np.dtype[Any]) -> Non
 
 
 def _valid(text: str) -> str:
-    """Return text that UTF-8 can encode; a file name may be none."""
+    # the name of a file may not be UTF-8
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -159,14 +159,13 @@ def fill(
             if (i + 1) % STEP == 0:
                 advance(STEP)
         if not any(has) or len(good) > sum(has):
-            vectors = np.stack(rows) if rows else np.zeros((0, plan.dim), np.float32)
+            vectors = np.stack(rows) if rows else np.zeros((0, plan.embed_dim), np.float32)
             metadata = _all_metadata([images[i] for i in good])
             write_shard(folder, plan, number, vectors, [named[i] for i in good], broken, metadata)
         advance(len(images) % STEP)
 
 
 def _all_metadata(images: Sequence[Source]) -> list[dict[str, Any]]:
-    """Read the metadata of images in archives."""
     if not any(one.texts for one in images):
         return list(map(metadata_of, images))
     with ThreadPoolExecutor(READERS) as pool:  # an address answers slowly, but many requests at once

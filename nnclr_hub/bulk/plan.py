@@ -33,12 +33,12 @@ from nnclr_hub.images.tiles import Tiling
 from nnclr_hub.store.spec import Embeds
 
 PLAN = "plan.json"
-FORMAT, VERSION = "nnclr_hub shards", 5
+FORMAT, VERSION = "nnclr_hub shards", 6
 PRECISIONS = {"f32": np.float32, "f16": np.float16}
 SHARD_SIZE = 4096
 TILE = re.compile(r"#\d+,\d+,\d+,\d+$")  # the end of the path of a tile
 # plan.json: types of the fields except places and shards
-KINDS = {"model": str, "fingerprint": str, "dim": int, "precision": str, "shard_size": int, "units": list}
+KINDS = {"name": str, "fingerprint": str, "embed_dim": int, "precision": str, "shard_size": int, "units": list}
 
 
 def check_form(precision: str, shard_size: int, part: tuple[int, int] = (1, 1)) -> None:
@@ -150,9 +150,9 @@ def digest_of(images: Sequence[Source]) -> str:
 class ShardPlan:
     """The contents of a folder of shards.
 
-    model: the encoder's source.
+    name: the encoder's source; this field and the next two have the names that encoders use.
     fingerprint: fingerprint of the encoder.
-    dim: D, length of a vector.
+    embed_dim: D, length of a vector.
     precision: "f32" or "f16", of the stored vectors.
     shard_size: images per shard; the last shard of an archive or folder has the rest.
     units: the number of places of each unit.
@@ -160,24 +160,14 @@ class ShardPlan:
     stretches: the images of each shard.
     """
 
-    model: str
+    name: str
     fingerprint: str
-    dim: int
+    embed_dim: int
     precision: str
     shard_size: int
     units: tuple[int, ...]
     places: tuple[Place, ...]
     stretches: tuple[Stretch, ...]
-
-    @property
-    def name(self) -> str:
-        """The encoder's source, under the name that encoders use."""
-        return self.model
-
-    @property
-    def embed_dim(self) -> int:
-        """D, under the name that encoders use."""
-        return self.dim
 
     @property
     def shards(self) -> int:
@@ -191,7 +181,7 @@ class ShardPlan:
     @cached_property
     def id(self) -> str:
         """16 hex digits that each shard records: a hash of all fields except the places and the encoder's name."""
-        fields = [getattr(self, name) for name in sorted(KINDS) if name != "model"]
+        fields = [getattr(self, name) for name in sorted(KINDS) if name != "name"]
         stretches = [[one.unit, one.images, one.digest] for one in self.stretches]
         return hashlib.sha256(json.dumps([fields, stretches]).encode()).hexdigest()[:16]
 
@@ -263,11 +253,11 @@ class ShardPlan:
             raise InvalidRequest(f"{path} is not a valid plan ({str(error)[:150]}); use a new folder.") from error
 
     def _check(self, wanted: tuple[str, str, int, str, int], places: Places, folder: Path) -> None:
-        model, fingerprint, _, precision, shard_size = wanted
+        name, fingerprint, _, precision, shard_size = wanted
         if self.fingerprint != fingerprint:
             raise InvalidRequest(
-                f"{folder} contains vectors of {self.model} ({self.fingerprint[:8]}), not of {model} "
-                f"({fingerprint[:8]}); use another --out, or --model {self.model}."
+                f"{folder} contains vectors of {self.name} ({self.fingerprint[:8]}), not of {name} "
+                f"({fingerprint[:8]}); use another --out, or --model {self.name}."
             )
         for option, was, now in (
             ("--shard-size", self.shard_size, shard_size),

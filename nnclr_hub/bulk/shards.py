@@ -180,7 +180,7 @@ def find_shard(folder: Path, plan: ShardPlan, number: int) -> Shard | None:
             header, (count, dim) = file.metadata() or {}, file.get_slice(VECTORS).get_shape()
     except (SafetensorError, ValueError, OSError):
         return None
-    belongs = header.get(SHARD) == _which(plan, number) and dim == plan.dim
+    belongs = header.get(SHARD) == _which(plan, number) and dim == plan.embed_dim
     return Shard(plan, number, path, count) if belongs else None
 
 
@@ -189,7 +189,7 @@ def _which(plan: ShardPlan, number: int) -> str:
 
 
 def _json(value: Any) -> np.ndarray:
-    """Return JSON as uint8, in ASCII, which keeps names that are not valid UTF-8 as escapes."""
+    # ASCII keeps names that are not valid UTF-8 as escapes
     return np.frombuffer(json.dumps(value).encode("ascii"), np.uint8)
 
 

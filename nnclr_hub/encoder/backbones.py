@@ -181,7 +181,6 @@ def _require_published(name: str) -> None:
 
 
 def _pretrained_cfg(name: str) -> Any:
-    """Return timm's settings of an architecture; None for an unknown tag."""
     try:
         return timm.get_pretrained_cfg(name, allow_unregistered=False)
     except RuntimeError:
@@ -298,5 +297,5 @@ def load_state(backbone: nn.Module, state: Mapping[str, Tensor], origin: str) ->
 
 
 def _is_plain(value: Tensor, floating: bool) -> bool:
-    """Return whether a tensor is dense and real: not quantized, sparse, complex or without data."""
+    # quantized, sparse and complex tensors, and those without data, need other code
     return value.layout is torch.strided and not value.is_meta and (value.is_floating_point() or not floating)

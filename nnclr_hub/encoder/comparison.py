@@ -55,7 +55,6 @@ def compare(
 
     Args:
         sources: of encoders, see `load_encoder`; or names to show -> sources.
-        max_side: see `AttentionSettings`.
         progress: called with (done, number of maps).
 
     Raises:

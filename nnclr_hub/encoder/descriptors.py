@@ -90,7 +90,7 @@ def colors(images: np.ndarray, bins: tuple[int, int, int]) -> np.ndarray:
 
 
 def _luma(images: np.ndarray) -> np.ndarray:
-    """Return (N, S, S) float32, rounded as Pillow's mode L."""
+    # Pillow's mode L rounds like this
     weights = np.array([19595, 38470, 7471], np.uint32)
     return ((images.astype(np.uint32) @ weights + 0x8000) >> 16).astype(np.float32)
 

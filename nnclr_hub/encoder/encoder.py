@@ -69,7 +69,6 @@ class Encoder:
         device: None: the GPU if there is one.
         precision: "fp32" or "bf16"; None: as named by `backend`, or else fp32.
         config: the config.json of its model folder, if any.
-        batch_size: images per forward pass.
         backend: the library that runs the network, one of `nnclr_hub.encoder.backends`; "auto" for the one that a rule
             selects; or an open one, or what opens it. Float tensors, `tokens` and attention always run in torch.
         fingerprint: default: a hash of weights and preprocessing.
@@ -248,7 +247,6 @@ class Encoder:
         Args:
             images: see `embed_each`; also each `Source`. Consumed two batches ahead.
             unit: False: vectors are not normalized.
-            crops: see `embed_each`.
         """
         if crops != 1:
             yield from self.with_crops(crops).embed_in_order(images, unit=unit)
@@ -457,7 +455,6 @@ class Encoder:
         return unit_rows(features) if unit else features
 
     def _forward(self, x: Tensor, compute: Callable[[nn.Module, Tensor], Tensor]) -> np.ndarray:
-        """Run compute(backbone, x) in torch; return float32."""
         from nnclr_hub.encoder.backends.with_torch import forward
 
         # next to another backend, fp32 is faster in torch on most processors

@@ -106,7 +106,6 @@ def load_encoder(
 
 
 def _append(encoder: Encoder, parts: Appended) -> None:
-    """Join descriptors to all vectors of this encoder."""
     if encoder.transform.preprocessing.in_chans != 3 or not isinstance(encoder.transform, EvalTransform):
         raise InvalidRequest(
             f"Nothing can be appended to {encoder.name}: its crops are not RGB pixels. Name it without "
@@ -162,7 +161,6 @@ def require_torch(name: str) -> None:
 
 
 def _rebuild(found: Resolved, config: ModelConfig, fingerprint: str) -> nn.Module:
-    """Build the network of an encoder that was loaded before."""
     backbone = _build(found, config)
     if fingerprint_of(backbone, Preprocessing.from_pretrained_cfg(config.pretrained_cfg), config) != fingerprint:
         raise TamperedModel(f"The weights in {found.folder} have changed since the encoder was loaded; load it again.")

@@ -213,7 +213,6 @@ class EvalTransform(Transform):
 
     @property
     def _side(self) -> int:
-        """The length to which a side of an image is resized, in pixels."""
         return math.floor(self.preprocessing.input_size / self.preprocessing.crop_pct)
 
     def _crop(self, decoded: DecodedImage) -> np.ndarray:
@@ -349,7 +348,6 @@ def transformed_batches(images: Tensor, side: int | None, name: str, batch: int,
     """Check (N, C, H, W) float that is transformed already; return batches (B, C, H, W) float32.
 
     Args:
-        channels: C.
         side: the only input size that the network takes, in pixels; None: any.
 
     Raises:

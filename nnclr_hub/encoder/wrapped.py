@@ -76,7 +76,6 @@ class WrappedNetwork(nn.Module):
 
     Args:
         network: called with a tensor; may return a tensor or an array.
-        dim: D.
     """
 
     def __init__(self, network: nn.Module | Callable[[Tensor], Any], dim: int) -> None:
@@ -120,7 +119,6 @@ def wrap_encoder(
             weights and the input. A function has no weights to hash, so its name and dim are used: give a changed
             function another name.
         device: for a module; None: the GPU if there is one. A function runs where it wants to and gets a CPU tensor.
-        batch_size: images per call.
 
     Raises:
         InvalidRequest: the network or the transform returns something else, or name or dim is invalid.
@@ -155,7 +153,6 @@ def _identity(network: nn.Module | Callable[[Tensor], Any], transform: Transform
 
 
 def _probe_image() -> Image.Image:
-    """Return an image of gradients in all channels."""
     ramp = np.linspace(0, 255, PROBE).astype(np.uint8)
     return Image.fromarray(np.stack(np.broadcast_arrays(ramp[None], ramp[:, None], ramp[::-1][None]), axis=-1))
 

@@ -138,7 +138,6 @@ def _save(address: str, path: Path, limit: int | None, *, progress: bool) -> str
 
 
 def _check(address: str) -> str:
-    """Return the digits that an address pins; raise InvalidRequest if it is not safe, or pins nothing."""
     if (page := _PAGE.fullmatch(address)) is not None:
         raise InvalidRequest(f"{address} is a web page, not a file; use hf-hub:{page[1]}.")
     _require_safe(address)

@@ -130,7 +130,6 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def _is_block(ours: Mapping[str, Any]) -> bool:
-    """Return whether the fields that verification and the card read have the right types."""
     if not all(isinstance(ours.get(name) or {}, dict) for name in TABLES):
         return False
     hashes, metrics, converted, graph = (ours.get(name) or {} for name in ("sha256", "metrics", "converted", "graph"))
@@ -160,12 +159,12 @@ def read_weights(folder: Path, name: str = WEIGHTS) -> dict[str, Tensor]:
     return tensors
 
 
-def read_arrays(folder: Path, name: str = WEIGHTS) -> dict[str, np.ndarray]:
-    """Read the tensors of a safetensors file like `read_weights`, without torch; bfloat16 as float32."""
+def read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Read the weights in the folder like `read_weights`, without torch; bfloat16 as float32."""
     import numpy as np
     from safetensors import deserialize
 
-    path = require(folder, name)
+    path = require(folder, WEIGHTS)
     with _damage(path):
         read = deserialize(path.read_bytes())
     arrays = {}

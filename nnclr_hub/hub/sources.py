@@ -164,7 +164,6 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
     """Find the files of a source, download them if necessary, and verify them.
 
     Args:
-        source: see the module.
         whole: download the support set too, which loading an encoder does not need.
 
     Raises:
@@ -289,12 +288,10 @@ def keep(found: Resolved, folder: Path) -> Path:
 
 
 def _local(path: str) -> Path:
-    """Return a path with ~ expanded."""
     return Path(os.path.expanduser(path))
 
 
 def _named(source: str) -> Path:
-    """Return the path in a source without a prefix, or with the prefix file:."""
     kind, colon, rest = source.partition(":")
     return _local(unquote(re.sub("//[^/]*", "", rest, count=1)) if colon and kind == "file" else source)
 
@@ -315,7 +312,7 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
 
 
 def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolved:
-    """Resolve a registered name: from this installation, or else from the Hub; other revisions always from the Hub."""
+    # this installation has one revision at most; the Hub has all of them
     info = model_info(name)
     pins = Pins("registry", info.sha256)
     if revision in ("", info.revision):
@@ -327,10 +324,7 @@ def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolv
 
 
 def _fetched(reference: str, progress: bool, whole: bool) -> Resolved:
-    """Resolve any repository of the Hub, with the hashes that the Hub announced for large files.
-
-    Its client names each cached file by its announced sha256, but does not verify the content.
-    """
+    # the client names each cached file by the sha256 that the Hub announced, but does not verify the content
     folder = download(reference, progress=progress, whole=whole)
     blobs = {name: (folder / name).resolve().name for name in (WEIGHTS, *OPTIONAL)}
     blobs = {name: blob for name, blob in blobs.items() if _BLOB.fullmatch(blob)}
@@ -346,7 +340,6 @@ def _refuse_pickles(path: str, source: str) -> None:
 
 
 def _file(path: Path) -> Resolved:
-    """Resolve a single file of weights with the config.json next to it."""
     _refuse_pickles(path.name, str(path))
     if path.suffix != ".safetensors" or path.name in OPTIONAL:
         raise InvalidRequest(f"{path} does not contain the weights of an encoder; use {WEIGHTS}, or its folder.")

@@ -43,14 +43,13 @@ def _in_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]
 
 
 def _strips(image: Image.Image) -> Iterator[tuple[int, Image.Image]]:
-    """Yield strips of rows, each with the number of its first row."""
     rows = max(1, STRIP // image.width)
     for top in range(0, image.height, rows):
         yield top, image.crop((0, top, image.width, min(top + rows, image.height)))
 
 
 def _with_lost(converted: Image.Image, image: Image.Image, *, convert: bool = True) -> Image.Image:
-    """Note what a conversion lost: the values of an image, or what an earlier conversion of it lost."""
+    # a hash of the values of the image, or of what an earlier conversion of it lost
     digest = hashlib.sha256(image.info.get(LOST, b""))
     for _, strip in _strips(image) if convert else ():
         digest.update(strip.tobytes())
@@ -84,7 +83,6 @@ def _blended(image: Image.Image) -> Image.Image:
 
 
 def _scaling(image: Image.Image) -> Callable[[Image.Image], Image.Image]:
-    """Return the conversion to 8 bits."""
     ends = [(values.min(), values.max()) for values in (_finite(np.asarray(strip)) for _, strip in _strips(image))]
     limits = black_and_white(min(low for low, _ in ends), max(high for _, high in ends), floats=image.mode == "F")
     return lambda strip: Image.fromarray(scaled(_finite(np.asarray(strip)), *limits)).convert("RGB")
@@ -135,5 +133,5 @@ def scaled(values: np.ndarray, black: np.ndarray | float, white: np.ndarray | fl
 
 
 def _finite(values: np.ndarray) -> np.ndarray:
-    """Return float64 with NaN and infinity, which mean "not measured", replaced by 0."""
+    # NaN and infinity mean "not measured"
     return np.nan_to_num(np.asarray(values, dtype=np.float64), posinf=0.0, neginf=0.0)

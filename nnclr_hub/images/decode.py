@@ -29,7 +29,7 @@ from nnclr_hub.images.readers import ImageReader, find_reader, opened
 from nnclr_hub.images.readers.pillow import pillow_stack
 from nnclr_hub.images.readers.raw import RawReader
 from nnclr_hub.images.readers.stack import ImageStack, check_fit, read_selected
-from nnclr_hub.images.readers.tiff import MAGIC, TiffReader, has_more_channels, is_camera_raw
+from nnclr_hub.images.readers.tiff import MAGIC, TiffReader, has_more_channels, has_wide_planes, is_camera_raw
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Source
 from nnclr_hub.images.wide_image import eight_bits, is_wide
@@ -144,24 +144,39 @@ def decode_scaled(
 
 
 def _narrow(image: Image.Image) -> Image.Image:
-    """Return an image of a caller in 8 bits: of one that is opened and not yet loaded, all bits can still be read."""
-    if not is_wide(image):
+    """Return an image of a caller in 8 bits. Until it is loaded, all bits can be read from its file.
+
+    A loaded image has the high bytes that Pillow keeps. Pillow loads an ICO when it opens it.
+    """
+    if not getattr(image, "tile", None):
+        return image
+    file = image.fp  # type: ignore[attr-defined]
+    if file is None:
+        raise ImageError("The image was closed before it was read; open it again, or pass its path.")
+    mixed_up = isinstance(image, TiffImagePlugin.TiffImageFile) and has_wide_planes(image.tag_v2)
+    if not mixed_up and (not is_wide(image) or (image.tell() and image.format != "TIFF")):  # a frame of an animation
         return image
     check_size(image.width, image.height)
-    file = image.fp  # type: ignore[attr-defined]
     position = file.tell()
     file.seek(0)
     data = file.read()
     file.seek(position)  # Pillow continues there
+    if image.tell() == 0:
+        return cast(Image.Image, decode_scaled(data, None).image)
+    if mixed_up:
+        raise UnsupportedImage("Pillow cannot read this page of the TIFF; pass the path of the file and a page.")
     return eight_bits(image, io.BytesIO(data))
 
 
 def _largest_icon(image: Image.Image, file: BinaryIO) -> tuple[Image.Image, BinaryIO]:
     """Return the PNG of the largest image of an ICO file, and its bytes; the arguments if it has none."""
-    entry = image.ico.entry[0]  # type: ignore[attr-defined]
-    file.seek(entry.offset)
-    data = io.BytesIO(file.read(entry.size))
-    return (Image.open(data, formats=["PNG"]), data) if data.getvalue().startswith(_PNG) else (image, file)
+    icon = image.ico.getimage(image.size)  # type: ignore[attr-defined]
+    if icon.format != "PNG":
+        return image, file
+    file.seek(0)
+    data = file.read()
+    data = data[data.rindex(_PNG, 0, icon.tile[0].offset) :]  # the last one that begins before its pixels
+    return Image.open(io.BytesIO(data), formats=["PNG"]), io.BytesIO(data)
 
 
 def image_size(source: DecodableImage, reading: ImageReading = PLAIN) -> tuple[int, int]:
@@ -207,7 +222,7 @@ def _read_tile(tile: Source, reading: ImageReading, bands: int | None) -> AnyIma
 
 @lru_cache(maxsize=1)
 def _whole(path: str, changed: int, reading: ImageReading, bands: int | None) -> AnyImage:
-    """Return an image whose tiles are read one after another."""
+    # the tiles of an image are read one after another
     return decode_scaled(path, None, reading, bands).image
 
 
@@ -281,7 +296,6 @@ def _scaled(image: Image.Image, factor: int) -> DecodedImage:
 
 
 def _orientation(image: Image.Image) -> int:
-    """Return the EXIF orientation, 1 to 8; 1 (upright) if it cannot be read."""
     try:
         orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # noqa: BLE001 - broken metadata
@@ -321,7 +335,6 @@ def readable_formats() -> tuple[str, ...]:
 
 
 def _refuse_unidentified(file: BinaryIO) -> NoReturn:
-    """Raise UnsupportedImage, with the reason, for a file that Pillow cannot identify."""
     file.seek(0)
     start = file.read(4096)
     if not start:

@@ -133,7 +133,6 @@ def _lists_other_parts(table: LabelTable, source: str | Path) -> bool:
 
 
 def _listed(source: str | Path) -> LabeledImages:
-    """Return images with the labels of their folders or samples."""
     folder = Path(source)
     if folder.is_file() and not is_packed(source):
         raise NoImages(f"{source} is a file; expected a folder or an archive of images, or a table .csv of labels.")

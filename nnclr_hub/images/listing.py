@@ -386,7 +386,7 @@ def archives_in(folder: Path | str) -> list[Path]:
 
 
 def _without_descriptions(archives: Iterable[str]) -> list[str]:
-    """Return archives without the tables that img2dataset puts next to each tar file, which have no images."""
+    # img2dataset puts a table without images next to each tar file
     archives = list(archives)
     tars = {os.path.splitext(path)[0] for path in archives if not path.lower().endswith(TABLE)}
     return [one for one in archives if not one.lower().endswith(TABLE) or os.path.splitext(one)[0] not in tars]
@@ -406,7 +406,6 @@ def _unexpected(others: Counter[str]) -> Counter[str]:
 
 
 def _warn_of(place: str, others: Counter[str]) -> None:
-    """Log the number of other files of a folder or archive by suffix, without tables and texts, once."""
     if _unexpected(others):
         warn_once(f"{place} also contains files that are not read as images: {_counted(others)}")
 
@@ -750,7 +749,7 @@ def _tar_images(place: Place, file: BinaryIO, others: Counter[str], limited: boo
 
 
 def _key(path: str) -> str:
-    """Return the path of a sample: up to the first dot of the file name."""
+    # the key of a sample ends at the first dot of the file name
     folder, slash, file = path.rpartition("/")
     return folder + slash + file.partition(".")[0]
 

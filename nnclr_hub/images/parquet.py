@@ -100,7 +100,6 @@ def _label(value: Any, classes: tuple[str, ...]) -> str:
 
 
 def _field(values: Any, column: str) -> Any:
-    """Return the part of structs that a path such as image.bytes names."""
     for part in column.split(".")[1:]:
         values = values.field(part)
     return values

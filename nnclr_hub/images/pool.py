@@ -272,7 +272,7 @@ class _Worker:
 
 
 def _absolute(source: Any) -> Any:
-    """Return a source that means the same in a process with another working directory."""
+    # the process has another working directory
     if isinstance(source, str | Path):
         return source if is_address(str(source)) else os.path.abspath(source)
     return source.absolute() if hasattr(source, "absolute") else source
@@ -453,7 +453,6 @@ def read_packed(source: Any) -> Any:
 
 
 def _is_file(source: Any) -> bool:
-    """Return whether a source is a file, a part of one or its bytes, and not yet pixels."""
     return isinstance(source, str | Path | bytes | Source)
 
 

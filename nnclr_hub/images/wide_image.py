@@ -44,12 +44,7 @@ def is_wide(image: Image.Image) -> bool:
 
 
 def eight_bits(image: Image.Image, file: BinaryIO) -> Image.Image:
-    """Return a wide image in 8 bits, with the brightest value as `black_and_white` says; colors and alpha apart.
-
-    Args:
-        image: see `is_wide`.
-        file: from which it was opened.
-    """
+    """Return a wide image in 8 bits, with the brightest value as `black_and_white` says; colors and alpha apart."""
     rows, mode, (width, height) = _rows(image, file)
     key = image.info.get("transparency")  # the color of transparent pixels, in a PNG in RGB
     key = key if isinstance(key, tuple) and mode == "RGB" else None
@@ -133,7 +128,6 @@ def _jpeg2000_rows(image: Image.Image, file: BinaryIO) -> tuple[Rows, str, tuple
 
 
 def _depths(file: BinaryIO) -> list[int]:
-    """Return the bits of each component of a JPEG 2000 file."""
     sizes = _jpeg2000_head(file).rpartition(_CODESTREAM)[2]
     return [(bits & 127) + 1 for bits in sizes[38 : 38 + 3 * int.from_bytes(sizes[36:38], "big") : 3]] or [8]
 
@@ -156,9 +150,9 @@ def _crop(image: Image.Image, part: slice) -> np.ndarray:
 
 
 def _loaded(image: Image.Image, file: BinaryIO, change: Callable[[str], str]) -> Image.Image:
-    """Decode a file with other raw modes."""
     file.seek(0)
     again: Any = Image.open(file, formats=[image.format or ""])
+    again.seek(image.tell())
     again.tile = [
         one._replace(args=(change(one.args[0]), *one.args[1:]) if isinstance(one.args, tuple) else change(one.args))
         for one in again.tile
@@ -168,7 +162,6 @@ def _loaded(image: Image.Image, file: BinaryIO, change: Callable[[str], str]) ->
 
 
 def _raw_mode(image: Any) -> str:
-    """Return the raw mode of the first part of an opened image; "" if it has none."""
     tile = getattr(image, "tile", None)
     arguments = tile[0].args if tile else ""
     mode = arguments[0] if isinstance(arguments, tuple) and arguments else arguments

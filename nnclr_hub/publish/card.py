@@ -45,7 +45,6 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
             "sentence" in words, "measured_at_step" next to the weights' "step", "license" of the weights and
             "license_forced", and of the training images their "data" (a name or several) and "data_terms".
         repository: ORGANIZATION/NAME that the snippets load; None for the folder itself.
-        revision: tag or commit of it.
 
     Raises:
         WeightsMismatch, InvalidRequest: its preprocessing cannot be read.
@@ -126,7 +125,7 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
 
 @cache
 def _template() -> jinja2.Template:
-    """Return the compiled template, because compiling takes longer than writing the rest of a small model folder."""
+    # compiling takes longer than writing the rest of a small model folder
     import jinja2
 
     return jinja2.Template(TEMPLATE.read_text("utf-8"))

@@ -75,7 +75,6 @@ def convert_checkpoint(
     input_size: int | None = None,
     license: str | None = None,
     data: str | None = None,
-    graph: bool | None = None,
 ) -> Converted:
     """Write a model folder with the backbone of a checkpoint.
 
@@ -88,7 +87,6 @@ def convert_checkpoint(
         input_size: side of the input in pixels; default: that of the architecture.
         license: license of the weights, for the card.
         data: the training images and their terms, for the card.
-        graph: see `export_model`.
 
     Raises:
         ModelFilesMissing: the file does not exist.
@@ -121,7 +119,6 @@ def convert_checkpoint(
         model_args=arguments,
         preprocessing=Preprocessing(int(input_size or fixed or default_side(name))),
         provenance={"converted": record, **{key: value for key, value in given.items() if value is not None}},
-        graph=graph,
     )
     return Converted(folder, layout, branch, name, len(state), arguments, dropped)
 
@@ -213,7 +210,7 @@ class _Checkpoint:
 
 
 def _tensors(value: Mapping[Any, Any]) -> State:
-    """Return the dense tensors with values; quantized and sparse tensors need other code."""
+    # quantized and sparse tensors need other code
     return {
         str(key): tensor
         for key, tensor in value.items()
@@ -222,7 +219,7 @@ def _tensors(value: Mapping[Any, Any]) -> State:
 
 
 def _convolutions(state: State) -> set[str]:
-    """Return the first parts of the names of convolutions, which a backbone has and a head does not."""
+    # a backbone has convolutions, and a head does not
     return {key.partition(".")[0] for key, value in state.items() if value.ndim == 4}
 
 
@@ -253,7 +250,7 @@ class Layout(NamedTuple):
 
 
 def _has(*alternatives: str, without: str = "", section: str | None = None) -> Callable[[_Checkpoint], bool]:
-    """Match a section that has all groups of an alternative, such as "encoder predictor", and none of `without`."""
+    # a section must have all groups of an alternative, such as "encoder predictor", and none of `without`
     wanted, refused = [set(one.split()) for one in alternatives], set(without.split())
     return lambda one: any(own <= one.groups(section) for own in wanted) and not one.groups(section) & refused
 
@@ -448,7 +445,6 @@ def _architecture(
     Args:
         state: under timm's names.
         architecture: the only one to try; None for all stock ones.
-        model_args: arguments of it.
 
     Raises:
         WeightsMismatch: no architecture fits, or the weights alone do not determine it.

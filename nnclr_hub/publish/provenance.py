@@ -152,7 +152,6 @@ def describe_training(about: Mapping[str, Any], name: str = "") -> str:
     """Return what is recorded of the training, as sentences.
 
     Args:
-        about: the record.
         name: name of the encoder. A published name that occurs again in the chain is an earlier version.
     """
     if "converted" in about:

@@ -153,7 +153,6 @@ def push_to_hub(
         license: license of the weights, for the card; None: that of the model folder or of timm.
         data: the training images and their terms, for the card; None: those of the model folder.
         private, tag, pr, token: see `publish_model`.
-        force_license: see `export_run`.
 
     Raises:
         NNCLRHubError: see `export_model` and `publish_model`.
@@ -186,7 +185,6 @@ def push_to_hub(
 
 
 def _check_options(repository: str, tag: str | None, pr: bool) -> None:
-    """Raise InvalidRequest for an invalid repository, tag or combination of both."""
     require_repository(repository)
     if tag is not None and not _TAG.fullmatch(tag):
         raise InvalidRequest(
@@ -282,7 +280,6 @@ def _plan(
 
 @contextmanager
 def _hub_errors(repository: str) -> Iterator[None]:
-    """Convert the errors of the Hub's client to PublishingError, or InvalidRequest for an invalid name."""
     try:
         yield
     except NNCLRHubError:

@@ -44,19 +44,18 @@ def test_a_new_or_empty_collection_is_not_asked_for_items(shards, store, monkeyp
         assert collect(shards, store, name) == (60, 60)
 
 
-def test_indexing_after_an_import_embeds_nothing_again(shards, store, photos, model, image_files, tmp_path):
+def test_a_second_import_writes_only_missing_items(shards, store, photos, model):
     collect(shards, store, "photos")
-    bench = Workbench(Encoders(str(model), device="cpu"), store)
-    report = bench.index_folder("photos", photos)
+    report = Workbench(Encoders(str(model), device="cpu"), store).index_folder("photos", photos)
     assert (report.added, report.updated, report.unchanged) == (0, 0, 60)
-
-
-def test_a_second_import_writes_only_missing_items(shards, store):
-    collect(shards, store, "photos")
     some = list(items(store.get("photos")))[10:17]
     store.get("photos").delete(some)
     assert collect(shards, store, "photos") == (60, 7)
     assert store.get("photos").count() == 60
+    store.get("photos").upsert([Item("another", np.ones(shards.plan.embed_dim, np.float32))])
+    assert collect(shards, store, "photos", into=True) == (60, 0)
+    with pytest.raises(CollectionExists):
+        collect(shards, store, "photos")
 
 
 def test_equal_paths_in_two_archives_are_different_items(encoder, photos, store, tmp_path):
@@ -99,14 +98,6 @@ def test_two_images_with_the_same_path_are_refused_before_the_first_write(encode
     with pytest.raises(InvalidRequest):
         collect(open_shards(tmp_path / "w"), store, "years")
     assert list(store.list()) == []
-
-
-def test_an_import_into_a_collection_with_other_items_needs_into(shards, store):
-    collect(shards, store, "photos")
-    store.get("photos").upsert([Item("another", np.ones(shards.plan.dim, np.float32))])
-    assert collect(shards, store, "photos", into=True) == (60, 0)
-    with pytest.raises(CollectionExists):
-        collect(shards, store, "photos")
 
 
 def test_imports_of_another_encoder_or_folder_or_with_a_missing_shard_are_refused(

@@ -19,9 +19,6 @@ def test_the_vector_is_the_mean_of_the_vectors_of_the_views(encoder, image_files
     views = [np.asarray(one) for one in crop_views(Image.open(image_files[0]).convert("RGB"), 7)]
     mean = encoder.embed(views).mean(axis=0)
     assert encoder.embed(image_files[:1], crops=7)[0] == pytest.approx(mean / np.linalg.norm(mean), abs=1e-5)
-
-
-def test_one_crop_is_the_usual_vector(encoder, image_files):
     assert encoder.embed(image_files[:2], crops=1) == pytest.approx(encoder.embed(image_files[:2]), abs=1e-6)
 
 
@@ -42,12 +39,9 @@ def test_broken_images_keep_their_place_and_tiny_ones_work(encoder, image_files)
     assert np.linalg.norm(found[2]) == pytest.approx(1, abs=1e-5)
 
 
-@pytest.mark.parametrize("crops", [0, -1, 129])
-def test_other_numbers_are_refused(encoder, crops):
+@pytest.mark.parametrize(
+    ("images", "crops"), [([], 0), ([], -1), ([], 129), (np.zeros((1, 3, 64, 64), np.uint8), 2)], ids=str
+)
+def test_other_numbers_and_tensors_are_refused(encoder, images, crops):
     with pytest.raises(InvalidRequest):
-        encoder.embed([], crops=crops)
-
-
-def test_tensors_are_refused(encoder):
-    with pytest.raises(InvalidRequest):
-        encoder.embed(np.zeros((1, 3, 64, 64), np.uint8), crops=2)
+        encoder.embed(images, crops=crops)

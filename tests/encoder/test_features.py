@@ -66,49 +66,40 @@ def test_only_new_and_changed_files_are_computed(files, tmp_path):
     assert changed.seen == 3
     assert found.raw[:, 0].tolist() == list(range(10))[::-1]
     assert reported == [(7, 10), (10, 10)]
-
-
-def test_another_encoder_has_a_separate_cache(files, tmp_path):
-    extract_features(Counting(), files, folder=tmp_path / "f")
     other = Counting()
     other.fingerprint = "f2"
     extract_features(other, files, folder=tmp_path / "f")
     assert other.seen == 10
-
-
-@pytest.mark.parametrize("harm", [lambda content: b"nothing, and more of it", lambda content: content[:4096]])
-def test_a_damaged_cache_is_rebuilt(files, tmp_path, harm):
-    extract_features(Counting(), files, folder=tmp_path / "f")
-    (kept,) = (tmp_path / "f").iterdir()
-    kept.write_bytes(harm(kept.read_bytes()))
-    again = Counting()
-    assert extract_features(again, files, folder=tmp_path / "f").raw[9, 0] == 9
-    assert again.seen == 10
-
-
-def test_parallel_calls_share_a_cache(files, tmp_path):
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda _: extract_features(Counting(), files, folder=tmp_path / "f"), range(8)):
+        for found in pool.map(lambda _: extract_features(Counting(), files, folder=tmp_path / "g"), range(8)):
             assert found.raw[:, 0].tolist() == list(range(10))
 
 
-FORMS = [
-    "CREATE TABLE features (path TEXT PRIMARY KEY, vector BLOB)",  # no such column
-    "CREATE TABLE features (key BLOB PRIMARY KEY, vector BLOB, made TEXT)",  # one column too many
-    "CREATE TABLE features (key BLOB PRIMARY KEY, vector BLOB CHECK (length(vector) = 1))",  # accepts no vector
-    "CREATE TABLE features (key BLOB PRIMARY KEY, vector INTEGER GENERATED ALWAYS AS (7))",  # generated column
-    "CREATE VIEW features AS SELECT x'00' AS key, x'00' AS vector",  # read-only view
-]
+HARM = {
+    "other bytes": b"nothing, and more of it",
+    "cut": 4096,
+    "no such column": "CREATE TABLE features (path TEXT PRIMARY KEY, vector BLOB)",
+    "one column too many": "CREATE TABLE features (key BLOB PRIMARY KEY, vector BLOB, made TEXT)",
+    "no vector fits": "CREATE TABLE features (key BLOB PRIMARY KEY, vector BLOB CHECK (length(vector) = 1))",
+    "generated": "CREATE TABLE features (key BLOB PRIMARY KEY, vector INTEGER GENERATED ALWAYS AS (7))",
+    "read-only view": "CREATE VIEW features AS SELECT x'00' AS key, x'00' AS vector",
+}
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_cache_with_another_schema_is_rebuilt(files, tmp_path, form):
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
+def test_a_damaged_or_foreign_cache_is_rebuilt(files, tmp_path, harm):
     extract_features(Counting(), files, folder=tmp_path / "f")
     (kept,) = (tmp_path / "f").iterdir()
-    kept.unlink()
-    with closing(sqlite3.connect(kept)) as other:
-        other.execute(form)
-    assert extract_features(Counting(), files, folder=tmp_path / "f").raw[9, 0] == 9
+    if isinstance(harm, str):
+        kept.unlink()
+        with closing(sqlite3.connect(kept)) as other:
+            other.execute(harm)
+    else:
+        kept.write_bytes(harm if isinstance(harm, bytes) else kept.read_bytes()[:harm])
+    again = Counting()
+    assert extract_features(again, files, folder=tmp_path / "f").raw[9, 0] == 9
+    if not isinstance(harm, str):  # a table of another form is found at the first write
+        assert again.seen == 10
     extract_features(later := Counting(), files, folder=tmp_path / "f")
     assert later.seen == 0
 
@@ -127,7 +118,8 @@ def test_a_cache_locked_by_another_program_is_reported(files, tmp_path, monkeypa
     assert later.seen == 0
 
 
-def test_a_full_disk_is_reported(files, tmp_path, monkeypatch):
+@pytest.mark.parametrize("cause", ["of SQLite", "of the mapped file"])  # under which it would kill the process later
+def test_a_full_disk_is_reported(files, tmp_path, monkeypatch, cause):
     """SQLite's limit of pages represents a full disk."""
     connect = sqlite3.connect
 
@@ -136,9 +128,15 @@ def test_a_full_disk_is_reported(files, tmp_path, monkeypatch):
         made.execute("PRAGMA max_page_count = 1")
         return made
 
-    monkeypatch.setattr(sqlite3, "connect", full)
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    module_of, name, fault = (sqlite3, "connect", full) if "SQLite" in cause else (os, "posix_fallocate", refuse)
+    monkeypatch.setattr(module_of, name, fault)
     with pytest.raises(DiskFull):
-        extract_features(Counting(), files, folder=tmp_path / "f")
+        extract_features(counting := Counting(), files, folder=tmp_path / "f")
+    if "mapped" in cause:
+        assert (counting.seen, list((tmp_path / "f").iterdir())) == (0, [])
 
 
 def test_a_broken_image_is_tried_again(files, tmp_path):
@@ -166,18 +164,6 @@ def test_broken_images_are_listed_and_have_nan_rows(model, image_files, tmp_path
     assert np.isfinite(found.raw[0]).all()
     with pytest.raises(NoImages):
         extract_features(load_encoder(model), [bad], folder=tmp_path / "f")
-
-
-def test_features_that_do_not_fit_are_refused_before_the_first_is_computed(tmp_path, image_files, monkeypatch):
-    """A full disk under a mapped file would kill the process later."""
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DiskFull):
-        extract_features(Counting(), image_files, folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_features_in_bf16_are_not_those_in_fp32(model, image_files, tmp_path):

@@ -1,7 +1,6 @@
 """Decoding is safe and correct; the transform equals timm's."""
 
 import csv
-import io
 import os
 import struct
 import tracemalloc
@@ -12,18 +11,13 @@ import numpy as np
 import pytest
 import timm.data
 import torch
+from image_bytes import encoded
 from PIL import Image
 
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, UnsupportedImage, WeightsMismatch
 from nnclr_hub.images import decode as decoding
 from nnclr_hub.images.decode import decode_image, decode_scaled
-
-
-def encoded(image: Image.Image, format: str = "PNG", **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from hub.loading_methods import inputs
 from hub_server import TAG, running_hub
 
 from nnclr_hub import load_encoder
-from nnclr_hub.hub.registry import MODELS
 from nnclr_hub.publish.export import export_run
 
 VIT = {"embed_dim": 48, "depth": 4, "num_heads": 3, "img_size": 64}
@@ -126,10 +125,3 @@ def test_another_input_size_resamples_positions(outputs, opened, method, folders
     with torch.inference_mode():
         want = backbone(inputs(encoder.transform.preprocessing.input_size + 32)).numpy()
     np.testing.assert_allclose(unit(outputs[f"{name}|{method}|larger"]), unit(want), atol=tolerance, rtol=0)
-
-
-def test_every_starter_is_a_stock_architecture_of_timms():
-    """timm and transformers know it without this library."""
-    for info in MODELS.values():
-        assert timm.models.is_model(info.architecture)
-        assert not timm.models.model_entrypoint(info.architecture).__module__.startswith("nnclr_hub")

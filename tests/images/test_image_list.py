@@ -1,6 +1,8 @@
 """The same images are listed in the same order, from folders and from archives."""
 
+import gzip
 import io
+import logging
 import os
 import re
 import shutil
@@ -18,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from PIL import Image
 
 from nnclr_hub import Item
 from nnclr_hub.bulk.plan import digest_of
@@ -41,12 +42,6 @@ def archive(photos, image_files, tmp_path):
         for path in image_files:
             tar.add(path, f"./{path.relative_to(photos)}")
     return tmp_path / "photos.tar"
-
-
-def test_a_folder_is_listed_as_indexing_lists_it(photos):
-    found = find_images([photos])
-    assert list(map(str, found)) == [str(path) for path in list_images(photos)]
-    assert [one.file for one in found] == [str(path.resolve()) for path in list_images(photos)]
 
 
 def test_a_folder_can_be_walked_from_any_of_its_images(photos):
@@ -78,23 +73,18 @@ def test_several_sources_keep_their_order(archive, photos, image_files):
     assert found[61].file == str(image_files[0].resolve())
 
 
-def test_the_digest_of_a_listing_does_not_depend_on_its_location(photos, tmp_path):
+def test_the_digest_of_a_listing_depends_on_its_images_and_not_on_its_location(photos, tmp_path):
     copy = tmp_path / "elsewhere"
     shutil.copytree(photos, copy)
     here, there = (digest_of(find_images([folder])) for folder in (photos, copy))
     assert here == there
     (copy / "cat" / "01.jpg").write_bytes(b"another image")
     assert digest_of(find_images([copy])) != here
-
-
-def test_folders_of_equal_names_and_sizes_have_different_digests(tmp_path):
-    """Two series of a microscope look like this."""
-    for series, level in (("a", 10), ("b", 200)):
-        (tmp_path / series).mkdir()
-        for number in range(8):
-            Image.new("RGB", (8, 8), (level, 0, 0)).save(tmp_path / series / f"{number}.bmp")
-    one, other = (digest_of(find_images([tmp_path / series])) for series in ("a", "b"))
-    assert one != other
+    shutil.copytree(photos, copy, dirs_exist_ok=True)
+    assert digest_of(find_images([copy])) == here
+    first = Path(str(find_images([copy])[0]))
+    first.write_bytes(first.read_bytes()[:-1] + b"x")  # as large as before, like two series of a microscope
+    assert digest_of(find_images([copy])) != here
 
 
 def test_a_folder_of_archives_lists_the_images_in_them(archive, tmp_path):
@@ -107,26 +97,31 @@ def test_a_folder_of_archives_lists_the_images_in_them(archive, tmp_path):
     assert len(found) == 120
 
 
+def pack(archive: Path, files: dict[str, bytes]) -> None:
+    with tarfile.open(archive, "w") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+
+
 @pytest.fixture
 def webdataset(image_files, tmp_path) -> list[Path]:
     """Two archives as WebDataset and img2dataset write them; the last sample has two images."""
     archives = []
     for shard in range(2):
+        members: dict[str, bytes] = {}
+        for number in range(3):
+            files = {
+                "cls": b"7\n",
+                "json": b'{"caption": "a cat", "width": 64}',
+                "jpg": image_files[number].read_bytes(),
+            }
+            files |= {"txt": "ein Bär".encode(), "seg.png": b""} if number == 1 else {}
+            files |= {"b.jpg": files["jpg"]} if number == 2 else {}
+            members |= {f"{shard:03}/{number:04}.{suffix}": data for suffix, data in files.items()}
         archives.append(tmp_path / f"data-{shard:03}.tar")
-        with tarfile.open(archives[-1], "w") as tar:
-            for number in range(3):
-                key = f"{shard:03}/{number:04}"
-                files = {
-                    "cls": b"7\n",
-                    "json": b'{"caption": "a cat", "width": 64}',
-                    "jpg": image_files[number].read_bytes(),
-                }
-                files |= {"txt": "ein Bär".encode(), "seg.png": b""} if number == 1 else {}
-                files |= {"b.jpg": files["jpg"]} if number == 2 else {}
-                for suffix, data in files.items():
-                    member = tarfile.TarInfo(f"{key}.{suffix}")
-                    member.size = len(data)
-                    tar.addfile(member, io.BytesIO(data))
+        pack(archives[-1], members)
     return archives
 
 
@@ -140,14 +135,6 @@ def test_images_of_webdataset_keep_their_keys_captions_and_labels(webdataset, tm
     assert [one.path for one in found[1:5]] == ["000/0001.jpg", "000/0001.seg.png", "000/0002.jpg", "000/0002.b.jpg"]
     assert about[1:] == [{**common, "txt": "ein Bär", "__key__": "000/0001"}, {}, {**common, "__key__": "000/0002"}, {}]
     assert [one.label for one in found[:5]] == ["7", "7", None, "7", None]
-
-
-def pack(archive: Path, files: dict[str, bytes]) -> None:
-    with tarfile.open(archive, "w") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
 
 
 def test_texts_that_no_collection_stores_are_left_out_and_named(tmp_path, caplog):
@@ -178,19 +165,18 @@ def test_texts_that_no_collection_stores_are_left_out_and_named(tmp_path, caplog
         ("{one}.tar", ["{one}.tar"]),
         ("memory://nowhere/*.tar", []),
         ("s3://b/{a,b}.tar", ["s3://b/a.tar", "s3://b/b.tar"]),
+        *(
+            (many, InvalidRequest)
+            for many in ("d-{0..100000000}.tar", "{0..999}{0..999}", "{a,b}" * 20, "d-{9..0}.tar")
+        ),
     ],
 )
-def test_patterns_name_several_files(pattern, names):
-    assert expand(pattern) == names
-
-
-def test_patterns_that_name_too_much_or_nothing_are_refused(tmp_path):
-    for pattern in ("d-{0..100000000}.tar", "{0..999}{0..999}", "{a,b}" * 20, "d-{9..0}.tar"):
+def test_patterns_name_several_files_and_not_too_many(pattern, names):
+    if names is InvalidRequest:
         with pytest.raises(InvalidRequest):
             expand(pattern)
-    for pattern in (tmp_path / "d-{0..1}.tar", tmp_path / "*.tar"):
-        with pytest.raises(NoImages):
-            find_images([pattern])
+    else:
+        assert expand(pattern) == names
 
 
 def test_an_address_lists_and_reads_the_images_that_a_folder_has(photos, image_files, webdataset):
@@ -283,86 +269,71 @@ def test_an_unreachable_or_unknown_address_is_one_sentence(monkeypatch):
         find_images(["nothing://bucket/photos"])
 
 
-def test_invalid_paths_and_archives_are_refused(photos, tmp_path, archive):
-    with pytest.raises(NoImages):
-        find_images([tmp_path / "nowhere"])
-    with tarfile.open(tmp_path / "packed.tar.gz", "w:gz") as tar:
-        tar.add(photos, "photos")
-    with pytest.raises(InvalidRequest):
-        find_images([tmp_path / "packed.tar.gz"])
-    (tmp_path / "no.tar").write_bytes(b"something else, and long enough to be a header of an archive" * 20)
-    with pytest.raises(InvalidRequest):
-        find_images([tmp_path / "no.tar"])
-    with tarfile.open(tmp_path / "empty.tar", "w") as tar:
-        tar.add(tmp_path / "note.txt", "note.txt")
-    with pytest.raises(NoImages):
-        find_images([tmp_path / "empty.tar"])
-
-
-@pytest.mark.parametrize("at", ["in an image", "before a header", "in a header", "before the end"])
-def test_a_truncated_archive_is_refused_before_embedding(archive, tmp_path, at):
-    with tarfile.open(archive) as tar:
-        member, last = tar.getmembers()[20], tar.getmembers()[-1]
-    end = -(-(last.offset_data + last.size) // 512) * 512
-    where = {
-        "in an image": member.offset_data + 100,
-        "before a header": member.offset,
-        "in a header": member.offset + 100,
-        "before the end": end,
-    }
-    cut = tmp_path / "cut.tar"
-    cut.write_bytes(archive.read_bytes()[: where[at]])
-    with pytest.raises(InvalidRequest):
-        find_images([cut])
-
-
-def test_data_after_damage_or_after_the_end_of_an_archive_is_refused(archive, tmp_path):
-    with tarfile.open(archive) as tar:
-        header = tar.getmembers()[20].offset
-    content = bytearray(archive.read_bytes())
-    (tmp_path / "two.tar").write_bytes(content * 2)
-    for name, damage in (("ff.tar", b"\xff" * 512), ("00.tar", bytes(512))):
-        (tmp_path / name).write_bytes(content[:header] + damage + content[header + 512 :])
-    for name in ("two.tar", "ff.tar", "00.tar"):
-        with pytest.raises(InvalidRequest):
-            find_images([tmp_path / name])
-
-
 def test_paths_in_an_archive_stay_inside_it(image_files, tmp_path):
-    with tarfile.open(tmp_path / "odd.tar", "w") as tar:
-        for name in ("/abs/x.jpg", ".//z.jpg", "../up.jpg", "a/../b.jpg"):
-            member = tarfile.TarInfo(name)
-            member.size = image_files[0].stat().st_size
-            with image_files[0].open("rb") as file:
-                tar.addfile(member, file)
+    pack(tmp_path / "odd.tar", dict.fromkeys(("/abs/x.jpg", ".//z.jpg", "../up.jpg", "a/../b.jpg"), b"x"))
     assert [one.path for one in find_images([tmp_path / "odd.tar"])] == ["abs/x.jpg", "z.jpg", "up.jpg", "a/b.jpg"]
 
 
-def test_a_sparse_file_in_an_archive_is_refused(tmp_path):
-    with (tmp_path / "holes.bmp").open("wb") as file:
-        file.seek(1 << 20)
-        file.write(b"end")
-    subprocess.run(["tar", "cSf", "sparse.tar", "holes.bmp"], cwd=tmp_path, check=True)
+@pytest.mark.parametrize("name", ["nowhere", "d-{0..1}.tar", "*.tar", "empty.tar"])
+def test_a_place_without_images_is_refused(tmp_path, name):
+    if name == "empty.tar":
+        pack(tmp_path / name, {"note.txt": b"no image"})
+    with pytest.raises(NoImages):
+        find_images([tmp_path / name])
+
+
+HARM = {
+    "another file": lambda data, member, end: b"something else, and long enough to be a header of an archive" * 20,
+    "compressed": lambda data, member, end: gzip.compress(data),
+    "cut in an image": lambda data, member, end: data[: member.offset_data + 100],
+    "cut before a header": lambda data, member, end: data[: member.offset],
+    "cut in a header": lambda data, member, end: data[: member.offset + 100],
+    "cut before the end": lambda data, member, end: data[:end],
+    "a second archive": lambda data, member, end: data * 2,
+    "a header of ones": lambda data, member, end: overwritten(data, member.offset, b"\xff" * 512),
+    "a header of zeros": lambda data, member, end: overwritten(data, member.offset, bytes(512)),
+}
+
+
+def overwritten(data: bytes, start: int, part: bytes) -> bytes:
+    return data[:start] + part + data[start + len(part) :]
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_an_archive_that_is_not_whole_is_refused_before_embedding(archive, tmp_path, harm):
+    with tarfile.open(archive) as tar:
+        member, last = tar.getmembers()[20], tar.getmembers()[-1]
+    end = -(-(last.offset_data + last.size) // 512) * 512
+    harmed = tmp_path / ("harmed.tar.gz" if harm == "compressed" else "harmed.tar")
+    harmed.write_bytes(HARM[harm](archive.read_bytes(), member, end))
     with pytest.raises(InvalidRequest):
-        find_images([tmp_path / "sparse.tar"])
+        find_images([harmed])
 
 
 @pytest.mark.parametrize(
     "headers",
     [
+        None,  # a sparse file that is not damaged
         {"GNU.sparse.map": "1,x"},
         {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "?"},
         {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"},
         {"GNU.sparse.size": "ten", "GNU.sparse.map": "1"},
     ],
 )
-def test_a_tar_with_a_damaged_sparse_header_is_refused_with_a_sentence(tmp_path, headers):
-    with tarfile.open(tmp_path / "bad.tar", "w", format=tarfile.PAX_FORMAT) as tar:
-        member = tarfile.TarInfo("a.bmp")
-        member.pax_headers, member.size = headers, 600
-        tar.addfile(member, io.BytesIO(b"x" * 600))
+def test_a_sparse_file_in_an_archive_is_refused(tmp_path, headers):
+    path = tmp_path / "sparse.tar"
+    if headers is None:
+        with (tmp_path / "holes.bmp").open("wb") as file:
+            file.seek(1 << 20)
+            file.write(b"end")
+        subprocess.run(["tar", "cSf", path, "holes.bmp"], cwd=tmp_path, check=True)
+    else:
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+            member = tarfile.TarInfo("a.bmp")
+            member.pax_headers, member.size = headers, 600
+            tar.addfile(member, io.BytesIO(b"x" * 600))
     with pytest.raises(InvalidRequest):
-        find_images([tmp_path / "bad.tar"])
+        find_images([path])
 
 
 def test_an_archive_that_changed_after_listing_is_refused(archive):
@@ -386,3 +357,44 @@ def test_a_header_of_an_archive_that_is_too_large_is_refused_before_it_is_read(t
         assert tracemalloc.get_traced_memory()[1] < 20_000_000
     finally:
         tracemalloc.stop()
+
+
+# ---- links and other files in folders
+
+
+@pytest.fixture
+def photo_folder(tmp_path):
+    for name in ("cat/a.png", "dog/b.png"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path / "photos"
+
+
+def names(folder):
+    return [path.relative_to(folder).as_posix() for path in list_images(folder)]
+
+
+def test_links_to_folders_are_not_followed_and_reported_once(photo_folder, tmp_path, caplog):
+    """Neither in a cycle nor elsewhere; links to files are images like others."""
+    folder = photo_folder
+    (folder / "circle").symlink_to(folder)
+    (folder / "cat" / "elsewhere").symlink_to(tmp_path)
+    (folder / ".hidden").symlink_to(tmp_path)
+    (folder / "linked.png").symlink_to(folder / "cat" / "a.png")
+    with caplog.at_level(logging.WARNING):
+        assert names(folder) == names(folder) == ["cat/a.png", "dog/b.png", "linked.png"]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith(f"{folder} contains 2 links to folders, such as {folder}/cat/elsewhere")
+
+
+def test_files_that_are_no_images_are_counted_once(photo_folder, caplog):
+    """By suffix, in both cases; tables and hidden files are not counted."""
+    folder = photo_folder
+    for name in ("a.MOV", "cat/b.mov", "cat/c.cr9", "labels.csv", ".hidden.mov", "dog/README"):
+        (folder / name).touch()
+    with caplog.at_level(logging.WARNING):
+        assert names(folder) == names(folder) == ["cat/a.png", "dog/b.png"]
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith(str(folder))
+    assert warning.endswith("2 .mov, 1 .cr9, 1 without suffix")

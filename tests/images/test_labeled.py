@@ -86,12 +86,9 @@ def test_missing_tables_classes_and_images_are_refused(folder):
         read_labeled(folder / "none.csv")
     with pytest.raises(InvalidRequest, match="dog"):
         read_labeled(folder / "train").labeled.numbers(["cat"])
+    images = read_labeled(folder)
+    with pytest.raises(InvalidRequest):  # some are unlabeled
+        images.numbers(images.classes)
     (folder / "labels.csv").write_text("path,label\ntrain/c.png,cat\n")
     with pytest.raises(InvalidRequest):
         read_labeled(folder / "test")
-
-
-def test_unlabeled_images_have_no_number(folder):
-    images = read_labeled(folder)
-    with pytest.raises(InvalidRequest):
-        images.numbers(images.classes)

@@ -9,24 +9,13 @@ from pathlib import Path
 import imagecodecs
 import numpy as np
 import pytest
+from images.stacks import STACK, in_8_bits, pixels
 
 from nnclr_hub.errors import ImageError
 from nnclr_hub.images.decode import decode_any
 from nnclr_hub.images.listing import list_images
 from nnclr_hub.images.readers.microscopes import CziReader, Nd2Reader
 from nnclr_hub.images.reading import PLAIN, ImageReading
-
-STACK = np.random.default_rng(0).integers(0, 4000, (3, 5, 40, 52), dtype=np.uint16)  # Z, C, Y, X
-STACK[..., 0, 0] = 4095
-
-
-def in_8_bits(values: np.ndarray) -> np.ndarray:
-    return np.rint(values / 4095 * 255).astype(np.uint8)
-
-
-def pixels(source, reading=PLAIN) -> np.ndarray:
-    return np.asarray(decode_any(source, reading))
-
 
 CODES = {
     "raw": (0, lambda plane: plane.tobytes()),

@@ -1,6 +1,5 @@
 """Decoding processes: the same pixels as without them, limits, crashes, and nothing left behind."""
 
-import io
 import os
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from decoding_operations import (
     spin_if_asked,
 )
 from hostile_images import repeated_scans
+from image_bytes import encoded
 from PIL import Image
 from waiting import until
 
@@ -51,16 +51,8 @@ def pool(killed):
 
 
 def jpeg(size: tuple[int, int]) -> bytes:
-    file = io.BytesIO()
     pixels = np.random.default_rng(size[0]).integers(0, 255, (9, 9, 3), np.uint8)
-    Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-    return file.getvalue()
-
-
-def png_of_zeros(size) -> bytes:
-    file = io.BytesIO()
-    Image.new("1", size).save(file, "PNG")
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels).resize(size, Image.Resampling.BICUBIC), "JPEG", quality=90)
 
 
 def results_of(images, transform) -> list[object]:
@@ -113,7 +105,7 @@ def test_errors_keep_their_class(pool):
         (b"", ImageError),
         (b"no image", ImageError),
         (Path("/no/such/file"), ImageError),
-        (png_of_zeros((6400, 6400)), ImageTooLarge),
+        (encoded(Image.new("1", (6400, 6400))), ImageTooLarge),
     ]:
         with pytest.raises(error):
             pool.run(decode_any, source)

@@ -7,6 +7,7 @@ import numpy as np
 import pydicom
 import pytest
 import tifffile
+from images.stacks import STACK, in_8_bits, pixels
 from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.pixels import apply_modality_lut, apply_voi_lut
@@ -22,16 +23,6 @@ from nnclr_hub.images.readers.tiff import TiffReader
 from nnclr_hub.images.reading import PLAIN, ImageReading
 
 RNG = np.random.default_rng(0)
-STACK = RNG.integers(0, 4000, (3, 5, 40, 52), dtype=np.uint16)  # Z, C, Y, X
-STACK[..., 0, 0] = 4095
-
-
-def in_8_bits(values: np.ndarray, white: float = 4095) -> np.ndarray:
-    return np.rint(values / white * 255).astype(np.uint8)
-
-
-def pixels(source, reading=PLAIN) -> np.ndarray:
-    return np.asarray(decode_any(source, reading))
 
 
 LAYOUTS = {
@@ -76,21 +67,17 @@ def test_samples_of_a_pixel_are_channels(planar, options, tmp_path):
         np.testing.assert_array_equal(stack.read(0, (5, 2), (3, 7, 20, 30)), values[7:30, 3:20][..., [5, 2]])
 
 
-def test_pages_are_no_channels(tmp_path):
+def test_pages_are_no_channels_and_frames_and_alpha_of_other_formats_are_read(tmp_path):
     path = tmp_path / "two.tif"
     tifffile.imwrite(path, STACK[:2, 0], photometric="minisblack")
     for page in (0, 1):
         np.testing.assert_array_equal(pixels(path, ImageReading(page=page))[..., 1], in_8_bits(STACK[page, 0]))
     assert np.array_equal(pixels(path), pixels(path, ImageReading(page=0)))  # Pillow reads the first alone
-
-
-def test_frames_and_alpha_of_other_formats(tmp_path):
     frames = [Image.fromarray(RNG.integers(0, 256, (8, 9, 4), dtype=np.uint8)) for _ in range(3)]
     frames[0].save(tmp_path / "moving.png", save_all=True, append_images=frames[1:])
     frames[0].save(tmp_path / "alpha.png")
-    np.testing.assert_array_equal(
-        pixels(tmp_path / "alpha.png", ImageReading((3, 0))), np.asarray(frames[0])[..., [3, 0]]
-    )
+    alpha = pixels(tmp_path / "alpha.png", ImageReading((3, 0)))
+    np.testing.assert_array_equal(alpha, np.asarray(frames[0])[..., [3, 0]])
     second = pixels(tmp_path / "moving.png", ImageReading(page=1))
     np.testing.assert_array_equal(second, np.asarray(decode_image(frames[1])))  # blended with white
     with pytest.raises(UnsupportedImage):
@@ -125,17 +112,6 @@ def test_scale_by_depth_keeps_proportions_and_by_range_uses_each_channel(tmp_pat
     ranged = pixels(tmp_path / "two.tif", ImageReading(scale="range"))
     assert (ranged[..., 1].min(), ranged[..., 1].max()) == (0, 255)
     assert ranged[..., 0].max() == 0  # a constant channel
-
-
-@pytest.mark.parametrize("count", [2, 4, 5])
-def test_channels_that_do_not_fit_are_refused(count, tmp_path):
-    values = RNG.integers(0, 256, (8, 8, count), dtype=np.uint8)
-    tifffile.imwrite(tmp_path / "x.tif", values, photometric="minisblack", planarconfig="contig")
-    with pytest.raises(UnsupportedImage):
-        decode_image(tmp_path / "x.tif")
-    for reading in (ImageReading((0, 1, count)), ImageReading(page=1)):
-        with pytest.raises(UnsupportedImage):
-            decode_any(tmp_path / "x.tif", reading)
 
 
 def test_invalid_readings_are_refused():
@@ -249,15 +225,12 @@ def dng(tmp_path):
     return path, preview
 
 
-def test_the_preview_of_a_raw_image_is_read_also_from_bytes(dng):
+def test_a_raw_image_is_its_preview_or_developed(dng, monkeypatch):
     path, preview = dng
     np.testing.assert_array_equal(pixels(path), preview)
     np.testing.assert_array_equal(pixels(path.read_bytes()), preview)
-
-
-def test_a_raw_image_without_a_preview_is_developed(dng, monkeypatch):
     monkeypatch.setattr("nnclr_hub.images.readers.raw._preview", lambda raw, rawpy: None)
-    with dng[0].open("rb") as file, RawReader().open(file) as stack:
+    with path.open("rb") as file, RawReader().open(file) as stack:
         assert stack.size == (96, 64)
         developed = stack.read(0, (0, 1, 2), None)
     assert developed.shape == (64, 96, 3)

@@ -1,12 +1,12 @@
 """A large JPEG is scaled down while it is decoded, and its crop stays what it was."""
 
-import io
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from image_bytes import encoded
 from PIL import Image
 
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
@@ -14,12 +14,6 @@ from nnclr_hub.errors import ImageError
 from nnclr_hub.images.decode import decode_image, decode_scaled
 
 ROOT = Path(__file__).parents[2]
-
-
-def encoded(image: Image.Image, format: str, **options) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
 
 
 def photo(size: tuple[int, int]) -> Image.Image:

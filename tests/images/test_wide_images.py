@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from nnclr_hub.errors import ImageError
+from nnclr_hub.errors import ImageError, UnsupportedImage
 from nnclr_hub.images.decode import decode_image
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.workbench.image_record import pixel_hash
@@ -107,12 +107,48 @@ def test_white_of_jpeg_2000_stays_white(channels, bits):
     np.testing.assert_allclose(found, colors, atol=1)
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS if "planes" not in form and form != "ico"])
-def test_an_image_that_is_opened_and_not_loaded_has_all_bits(form):
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_image_of_pillow_has_all_bits_until_it_is_loaded(form):
+    """Afterwards, it has the high bytes that Pillow keeps. Pillow loads an ICO when it opens it."""
     data = FORMATS[form](COLORS * 16)
     image = Image.open(io.BytesIO(data))
-    np.testing.assert_array_equal(np.asarray(decode_image(image)), np.asarray(decode_image(data)))
-    np.testing.assert_array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(data))))  # as before
+    kept = np.asarray(Image.open(io.BytesIO(data)))
+    np.testing.assert_array_equal(np.asarray(decode_image(image)), kept if form == "ico" else decode_image(data))
+    np.testing.assert_array_equal(np.asarray(image), kept)  # reading it has not changed it
+    for close in (False, True):  # Pillow closes the file of a loaded image, or the caller does
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            if not close:
+                np.testing.assert_array_equal(np.asarray(decode_image(image)), kept)
+        np.testing.assert_array_equal(np.asarray(decode_image(image)), kept)
+
+
+@pytest.mark.parametrize("form", [*FORMATS, "narrow"])
+def test_an_image_that_is_closed_before_it_is_loaded_is_an_error_with_a_next_step(form):
+    data = png(COLORS[..., :1]) if form == "narrow" else FORMATS[form](COLORS * 16)
+    with Image.open(io.BytesIO(data)) as closed:
+        pass
+    if form == "ico":  # loaded when it was opened
+        assert decode_image(closed).size == (23, 37)
+        return
+    with pytest.raises(ImageError, match="open it again"):
+        decode_image(closed)
+
+
+def test_a_page_of_an_image_of_pillow_has_all_bits():
+    file = io.BytesIO()
+    with tifffile.TiffWriter(file) as tiffs:
+        for values in (COLORS, 255 - COLORS):
+            tiffs.write(values * 16, photometric="rgb")
+        for values in (COLORS, 255 - COLORS):
+            tiffs.write((values * 16).transpose(2, 0, 1), photometric="rgb", planarconfig="separate")
+    image = Image.open(file)
+    for page, values in ((1, 255 - COLORS), (0, COLORS)):
+        image.seek(page)
+        np.testing.assert_array_equal(np.asarray(decode_image(image)), np.asarray(decode_image(tiff(values * 16))))
+    image.seek(3)
+    with pytest.raises(UnsupportedImage):  # Pillow mixes up the planes
+        decode_image(image)
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])

@@ -43,6 +43,11 @@ def vit(seed: int = 0, name: str = "vit_tiny_patch16_224", **arguments: Any) -> 
     return randomized(timm.create_model(name, num_classes=0, **arguments), seed)
 
 
+def saved(state: Any, path: Path, network: nn.Module) -> Written:
+    torch.save(state, path)
+    return path, network
+
+
 def fixed_positions(network: nn.Module) -> None:
     """Set MoCo v3's positions: sines and cosines of the two coordinates, and zeros for [CLS]."""
     patches: Any = network.patch_embed
@@ -67,7 +72,7 @@ class Wrapped(nn.Module):
         self.module = module
 
 
-def _moco_v3(path: Path, network: nn.Module, other: nn.Module, classifier: str, width: int) -> None:
+def _moco_v3(folder: Path, network: nn.Module, other: nn.Module, classifier: str, width: int) -> Path:
     """Save two encoders whose classifiers are replaced by projectors."""
     model = nn.Module()
     model.base_encoder, model.momentum_encoder = copy.deepcopy(network), copy.deepcopy(other)
@@ -76,42 +81,32 @@ def _moco_v3(path: Path, network: nn.Module, other: nn.Module, classifier: str, 
     model.predictor = head(4)
     optimizer = torch.optim.AdamW(model.parameters())
     state = {"epoch": 1, "arch": "x", "state_dict": Wrapped(model).state_dict(), "optimizer": optimizer.state_dict()}
-    torch.save(state, path)
+    return saved(state, folder / "r.pth.tar", network)[0]
 
 
-def moco_v3_resnet(folder: Path) -> Written:
-    network = resnet()
-    _moco_v3(folder / "r.pth.tar", network, resnet(1), "fc", 512)
-    return folder / "r.pth.tar", network
-
-
-def moco_v3_momentum(folder: Path) -> Written:
-    network = resnet(1)
-    _moco_v3(folder / "r.pth.tar", resnet(), network, "fc", 512)
-    return folder / "r.pth.tar", network
+def moco_v3_resnet(folder: Path, branch: str = "online") -> Written:
+    network, other = resnet(), resnet(1)
+    return _moco_v3(folder, network, other, "fc", 512), network if branch == "online" else other
 
 
 def moco_v3_vit(folder: Path, name: str = "vit_tiny_patch16_224", **arguments: Any) -> Written:
     network = vit(0, name, **arguments)
     fixed_positions(network)
-    _moco_v3(folder / "v.pth.tar", network, network, "head", network.num_features)
-    return folder / "v.pth.tar", network
+    return _moco_v3(folder, network, network, "head", network.num_features), network
 
 
 def dino_backbone(folder: Path) -> Written:
     network = vit()
-    torch.save(network.state_dict(), folder / "dino.pth")
-    return folder / "dino.pth", network
+    return saved(network.state_dict(), folder / "dino.pth", network)
 
 
-def _dino(path: Path, student: nn.Module, teacher: nn.Module) -> None:
+def dino_teacher(folder: Path, branch: str = "teacher") -> Written:
     """Save a wrapped student, a teacher that is not wrapped, and settings as an argparse.Namespace."""
 
-    def both(network: nn.Module) -> nn.Module:
-        pair = nn.Module()
-        pair.backbone, pair.head = network, head(network.num_features if hasattr(network, "num_features") else 512)
-        return pair
+    def both(network: Any) -> nn.Module:
+        return nn.ModuleDict({"backbone": network, "head": head(getattr(network, "num_features", 512))})
 
+    student, teacher = (vit(1), vit()) if branch == "teacher" else (resnet(), resnet(1))
     state = {
         "student": Wrapped(both(student)).state_dict(),
         "teacher": both(teacher).state_dict(),
@@ -120,27 +115,16 @@ def _dino(path: Path, student: nn.Module, teacher: nn.Module) -> None:
         "args": argparse.Namespace(arch="vit_tiny", lr=0.1),
         "dino_loss": {"center": torch.zeros(1, 4)},
     }
-    torch.save(state, path)
+    return saved(state, folder / "full.pth", teacher if branch == "teacher" else student)
 
 
-def dino_teacher(folder: Path) -> Written:
-    network = vit()
-    _dino(folder / "full.pth", vit(1), network)
-    return folder / "full.pth", network
-
-
-def dino_student(folder: Path) -> Written:
-    network = resnet()
-    _dino(folder / "full.pth", network, resnet(1))
-    return folder / "full.pth", network
-
-
-def _saved(path: Path, container: str, **parts: nn.Module | torch.Tensor) -> None:
+def _saved(path: Path, container: str, network: nn.Module, **parts: nn.Module | torch.Tensor) -> Written:
     """Save parts of a network that trains with data parallelism, and settings."""
     model = nn.Module()
     for name, part in parts.items():
         model.register_buffer(name, part) if isinstance(part, torch.Tensor) else setattr(model, name, part)
-    torch.save({container: Wrapped(model).state_dict(), "epoch": 1, "arch": "x", "optimizer": {"state": {}}}, path)
+    state = {container: Wrapped(model).state_dict(), "epoch": 1, "arch": "x", "optimizer": {"state": {}}}
+    return saved(state, path, network)
 
 
 def _projecting(network: nn.Module) -> nn.Module:
@@ -152,21 +136,20 @@ def _projecting(network: nn.Module) -> nn.Module:
 
 def moco_v2(folder: Path, branch: str = "online") -> Written:
     network, other = resnet(), resnet(1)
-    buffers = {"queue": torch.zeros(4, 16), "queue_ptr": torch.zeros(1, dtype=torch.long)}
-    _saved(folder / "r.pth.tar", "state_dict", encoder_q=_projecting(network), encoder_k=_projecting(other), **buffers)
-    return folder / "r.pth.tar", network if branch == "online" else other
+    parts = {"encoder_q": _projecting(network), "encoder_k": _projecting(other)}
+    parts |= {"queue": torch.zeros(4, 16), "queue_ptr": torch.zeros(1, dtype=torch.long)}
+    return _saved(folder / "r.pth.tar", "state_dict", network if branch == "online" else other, **parts)
 
 
 def simsiam(folder: Path) -> Written:
     network = resnet()
-    _saved(folder / "s.pth.tar", "state_dict", encoder=_projecting(network), predictor=head(4))
-    return folder / "s.pth.tar", network
+    return _saved(folder / "s.pth.tar", "state_dict", network, encoder=_projecting(network), predictor=head(4))
 
 
 def barlow_twins(folder: Path) -> Written:
     network = resnet()
-    _saved(folder / "b.pth", "model", backbone=network, projector=head(512), bn=nn.BatchNorm1d(4, affine=False))
-    return folder / "b.pth", network
+    parts = {"backbone": network, "projector": head(512), "bn": nn.BatchNorm1d(4, affine=False)}
+    return _saved(folder / "b.pth", "model", network, **parts)
 
 
 def swav(folder: Path) -> Written:
@@ -175,8 +158,9 @@ def swav(folder: Path) -> Written:
     network.conv1.padding = (2, 2)
     model = copy.deepcopy(network)
     model.projection_head, model.prototypes = head(512), nn.Linear(4, 30, bias=False)
-    torch.save(Wrapped(model).state_dict(), folder / "swav_pretrain.pth.tar")
-    return folder / "swav_pretrain.pth.tar", nn.Sequential(nn.ConstantPad2d(1, 0.0), network)
+    return saved(
+        Wrapped(model).state_dict(), folder / "swav_pretrain.pth.tar", nn.Sequential(nn.ConstantPad2d(1, 0.0), network)
+    )
 
 
 def mae(folder: Path) -> Written:
@@ -189,15 +173,13 @@ def mae(folder: Path) -> Written:
     model.decoder_embed, model.decoder_pred = nn.Linear(192, 96), nn.Linear(96, 768)
     model.decoder_blocks, model.decoder_norm = nn.ModuleList([Block(96, 3)]), nn.LayerNorm(96)
     state = {"model": model.state_dict(), "optimizer": {}, "epoch": 1, "scaler": {}, "args": argparse.Namespace(lr=0.1)}
-    torch.save(state, folder / "checkpoint-1.pth")
-    return folder / "checkpoint-1.pth", network
+    return saved(state, folder / "checkpoint-1.pth", network)
 
 
 def mae_encoder(folder: Path) -> Written:
     """Save like the files that MAE publishes for fine-tuning: its encoder only."""
     network = vit()
-    torch.save({"model": network.state_dict()}, folder / "mae_pretrain.pth")
-    return folder / "mae_pretrain.pth", network
+    return saved({"model": network.state_dict()}, folder / "mae_pretrain.pth", network)
 
 
 class SwiGLU(nn.Module):
@@ -249,8 +231,7 @@ def dinov2(
     """Save like the files of DINOv2's hub."""
     torch.manual_seed(0)
     network = randomized(DINOv2(width, depth, heads, registers=registers, gated=gated))
-    torch.save(network.state_dict(), folder / "dinov2_pretrain.pth")
-    return folder / "dinov2_pretrain.pth", network
+    return saved(network.state_dict(), folder / "dinov2_pretrain.pth", network)
 
 
 def dinov2_teacher(folder: Path) -> Written:
@@ -258,8 +239,7 @@ def dinov2_teacher(folder: Path) -> Written:
     torch.manual_seed(0)
     network = randomized(DINOv2(384, 12, 6, registers=4, chunks=4))
     both = nn.ModuleDict({"backbone": network, "dino_head": head(384), "ibot_head": head(384)})
-    torch.save({"teacher": both.state_dict()}, folder / "teacher_checkpoint.pth")
-    return folder / "teacher_checkpoint.pth", network
+    return saved({"teacher": both.state_dict()}, folder / "teacher_checkpoint.pth", network)
 
 
 def lightly_lightning(folder: Path) -> Written:
@@ -297,8 +277,7 @@ def lightly_numbered(folder: Path) -> Written:
     model.backbone = nn.Sequential(*list(network.children())[:-1])
     model.projection_head = lightly.NNCLRProjectionHead(512, 8, 4)
     model.prediction_head = lightly.NNCLRPredictionHead(4, 8, 4)
-    torch.save(model.state_dict(), folder / "nnclr.pth")
-    return folder / "nnclr.pth", network
+    return saved(model.state_dict(), folder / "nnclr.pth", network)
 
 
 def lightly_dino(folder: Path) -> Written:
@@ -309,37 +288,24 @@ def lightly_dino(folder: Path) -> Written:
     for name, backbone in (("student", resnet(1)), ("teacher", network)):
         setattr(model, f"{name}_backbone", nn.Sequential(*list(backbone.children())[:-1]))
         setattr(model, f"{name}_head", lightly.DINOProjectionHead(512, 8, 4, 16))
-    torch.save(model.state_dict(), folder / "dino.pth")
-    return folder / "dino.pth", network
+    return saved(model.state_dict(), folder / "dino.pth", network)
 
 
 def backbone_alone(folder: Path, prefix: str = "backbone.", numbered: bool = False) -> Written:
     """Save the backbone of a network of lightly's alone, with or without its prefix."""
     network = resnet()
     part = nn.Sequential(*list(network.children())[:-1]) if numbered else network
-    torch.save({prefix + key: value for key, value in part.state_dict().items()}, folder / "backbone.pth")
-    return folder / "backbone.pth", network
+    return saved({prefix + key: value for key, value in part.state_dict().items()}, folder / "backbone.pth", network)
 
 
-def _solo(folder: Path, name: str) -> Written:
+def solo_learn(folder: Path, name: str = "backbone") -> Written:
     network = resnet()
-    model = nn.Module()
-    setattr(model, name, network)
-    setattr(model, f"momentum_{name}", resnet(1))
-    model.classifier, model.projector, model.predictor = nn.Linear(512, 10), head(512), head(4)
+    parts = {name: network, f"momentum_{name}": resnet(1), "classifier": nn.Linear(512, 10), "projector": head(512)}
+    model = nn.ModuleDict(parts | {"predictor": head(4)})
     model.register_buffer("queue", torch.zeros(2, 8, 4))
     model.register_buffer("queue_ptr", torch.zeros(1, dtype=torch.long))
     state = {"epoch": 1, "pytorch-lightning_version": "2.1.2", "state_dict": model.state_dict(), "loops": {}}
-    torch.save(state, folder / "solo.ckpt")
-    return folder / "solo.ckpt", network
-
-
-def solo_learn(folder: Path) -> Written:
-    return _solo(folder, "backbone")
-
-
-def solo_learn_old(folder: Path) -> Written:
-    return _solo(folder, "encoder")
+    return saved(state, folder / "solo.ckpt", network)
 
 
 def torchvision_resnet(folder: Path) -> Written:
@@ -354,8 +320,7 @@ def torchvision_compiled(folder: Path) -> Written:
     """Save like torchvision's training script, with a compiled network."""
     network = resnet()
     state = {f"_orig_mod.{key}": value for key, value in network.state_dict().items()}
-    torch.save({"model": state, "args": argparse.Namespace(lr=0.1), "epoch": 3}, folder / "model_3.pth")
-    return folder / "model_3.pth", network
+    return saved({"model": state, "args": argparse.Namespace(lr=0.1), "epoch": 3}, folder / "model_3.pth", network)
 
 
 def torchvision_vit(folder: Path) -> Written:
@@ -392,7 +357,7 @@ READ: dict[str, Callable[[Path], Written]] = {
     "torchvision numbered": partial(backbone_alone, prefix="", numbered=True),
     "lightly, numbered": lightly_numbered,
     "solo-learn": solo_learn,
-    "solo-learn, old": solo_learn_old,
+    "solo-learn, old": partial(solo_learn, name="encoder"),
     "torchvision ResNet": torchvision_resnet,
     "torchvision compiled": torchvision_compiled,
     "torchvision ViT": torchvision_vit,

@@ -33,10 +33,12 @@ def test_files_have_the_mode_of_any_new_file(tmp_path):
     assert len(list(folder.iterdir())) == 4
     for path in folder.iterdir():
         assert path.stat().st_mode == (tmp_path / "plain").stat().st_mode, path
+    assert not (export_tiny(folder) / "nnclr_heads.safetensors").exists(), "heads of the older export"
 
 
 @pytest.mark.parametrize("fails", ["safetensors.torch.save", "nnclr_hub.publish.export.model_card"])
 def test_an_export_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails):
+    """Also if only its card is written again."""
     folder = export_tiny(tmp_path / "model")
     old = {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -47,6 +49,9 @@ def test_an_export_that_fails_leaves_the_old_model(tmp_path, monkeypatch, fails)
     torch.manual_seed(1)
     with pytest.raises(ModelError):
         export_tiny(folder)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(ModelError):
+        write_card(folder, repository="org/name")
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == old
 
 
@@ -79,11 +84,6 @@ def test_a_stop_between_two_moves_is_detected_and_fixed_by_the_next_export(tmp_p
     assert not list(folder.glob(".export-*"))
 
 
-def test_heads_of_an_older_export_do_not_stay(tmp_path):
-    folder = export_tiny(tmp_path / "model", heads={"projection": torch.nn.Linear(3, 3)})
-    assert not (export_tiny(folder) / "nnclr_heads.safetensors").exists()
-
-
 def test_an_input_size_that_positions_depend_on_is_written_down(tmp_path):
     """Without img_size in model_args neither we nor transformers could build the network again."""
     backbone = create_backbone("vit_tiny", model_args={"depth": 1}, image_size=64).eval()
@@ -102,36 +102,6 @@ def test_an_input_size_that_positions_depend_on_is_written_down(tmp_path):
         np.testing.assert_allclose(got, want, atol=1e-5)
 
 
-def test_an_encoder_under_wrong_arguments_is_not_written(tmp_path):
-    with pytest.raises(WeightsMismatch):
-        export_tiny(tmp_path / "model", create_backbone("resnet18"))
-    assert not (tmp_path / "model").exists()
-
-
-def test_an_export_leaves_the_global_generator_alone(tmp_path):
-    """It happens at each checkpoint of a training run, which must not depend on how many there are."""
-    backbone = create_backbone("test_resnet")
-    torch.manual_seed(5)
-    want = torch.rand(3)
-    torch.manual_seed(5)
-    export_tiny(tmp_path / "model", backbone)
-    assert torch.equal(torch.rand(3), want)
-
-
-def test_weights_too_large_for_half_precision_are_named(tmp_path):
-    backbone = create_backbone("test_resnet")
-    backbone.get_buffer("stem.bn1.running_var" if hasattr(backbone, "stem") else "bn1.running_var")[0] = 1e5
-    assert export_tiny(tmp_path / "full", backbone).exists()
-    with pytest.raises(WeightsMismatch):
-        export_run(tmp_path / "full", tmp_path / "half", dtype="fp16")
-
-
-def test_provenance_that_json_cannot_hold_is_refused(tmp_path):
-    for value in (float("nan"), object()):
-        with pytest.raises(InvalidRequest, match="JSON"):
-            export_tiny(tmp_path / "model", provenance={"metrics": {"knn20/x": value}})
-
-
 def test_a_folder_with_another_model_is_not_overwritten(model, tmp_path):
     (tmp_path / "bert").mkdir()
     (tmp_path / "bert" / "config.json").write_text('{"model_type": "bert"}')
@@ -145,20 +115,6 @@ def test_a_folder_with_another_model_is_not_overwritten(model, tmp_path):
     ours = shutil.copytree(model, tmp_path / "ours")
     (ours / ".git").mkdir()
     assert (export_run(model, ours, dtype="fp16") / ".git").is_dir()
-
-
-def test_a_full_disk_leaves_the_old_card(model, tmp_path, monkeypatch):
-    folder = export_run(model, tmp_path / "ours")
-    before = (folder / "README.md").read_text()
-
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(ModelError):
-        write_card(folder, repository="org/name")
-    assert (folder / "README.md").read_text() == before
-    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
 
 
 def test_the_hub_reads_the_cards_front_matter(tmp_path):
@@ -194,6 +150,25 @@ def test_an_edited_card_is_kept(tmp_path):
     assert (folder / "README.md").read_text() == "My own words."
     export_run(export_tiny(tmp_path / "another"), folder)
     assert (folder / "README.md").read_text() == "My own words."
+
+
+def test_what_an_export_cannot_write_is_refused(tmp_path):
+    with pytest.raises(WeightsMismatch):  # of another architecture
+        export_tiny(tmp_path / "model", create_backbone("resnet18"))
+    assert not (tmp_path / "model").exists()
+    for value in (float("nan"), object()):
+        with pytest.raises(InvalidRequest, match="JSON"):
+            export_tiny(tmp_path / "model", provenance={"metrics": {"knn20/x": value}})
+    backbone = create_backbone("test_resnet")
+    backbone.get_buffer("stem.bn1.running_var" if hasattr(backbone, "stem") else "bn1.running_var")[0] = 1e5
+    torch.manual_seed(5)
+    want = torch.rand(3)
+    torch.manual_seed(5)
+    assert export_tiny(tmp_path / "full", backbone).exists()
+    # a checkpoint of a training run must not change what follows
+    assert torch.equal(torch.rand(3), want)
+    with pytest.raises(WeightsMismatch):  # too large a number
+        export_run(tmp_path / "full", tmp_path / "half", dtype="fp16")
 
 
 @pytest.mark.slow

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from commands import output_of
+from commands import refused as command_refused
+from huggingface_hub import constants
 
 from nnclr_hub import Encoder, load_encoder, push_to_hub
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing
@@ -58,14 +61,16 @@ def test_a_large_file_goes_in_parts(hub, make_model, tmp_path):
     assert sum(pieces) == size
 
 
-def test_called_again_it_sends_nothing_and_makes_no_commit(hub, folder):
+def test_called_again_it_sends_only_what_changed(hub, model, folder, tmp_path):
     first = publish_model(folder, NAME, tag="v1.0")
     hub.log.clear()
     again = publish_model(folder, NAME, tag="v1.0")
     assert (first.tagged, again.tagged, again.tag) == (True, False, "v1.0")
-    assert again.commit == first.commit
-    assert again.sent == {}
-    assert hub.writes() == []
+    assert (again.commit, again.sent, hub.writes()) == (first.commit, {}, [])
+    relicensed = export_run(model, tmp_path / "small", provenance={"license": "mit"})
+    done = publish_model(relicensed, NAME)
+    assert set(done.sent) == {"README.md", "config.json"}
+    assert not hub.sent("/large/")
 
 
 def test_a_tag_that_was_not_set_is_set_without_another_commit(hub, folder):
@@ -77,15 +82,6 @@ def test_a_tag_that_was_not_set_is_set_without_another_commit(hub, folder):
     done = publish_model(folder, NAME, tag="v1.0")
     assert done.commit == commit == hub.repositories[NAME].refs["refs/tags/v1.0"]
     assert hub.writes() == [f"POST /api/models/{NAME}/tag/{commit}"]
-
-
-def test_only_what_changed_is_sent(hub, model, folder, tmp_path):
-    publish_model(folder, NAME)
-    hub.log.clear()
-    relicensed = export_run(model, tmp_path / "small", provenance={"license": "mit"})
-    done = publish_model(relicensed, NAME)
-    assert set(done.sent) == {"README.md", "config.json"}
-    assert not hub.sent("/large/")
 
 
 def test_an_interrupted_upload_continues(hub, folder, monkeypatch):
@@ -102,17 +98,6 @@ def test_an_interrupted_upload_continues(hub, folder, monkeypatch):
     publish_model(folder, NAME)
     assert not hub.sent("/large/")
     assert hub.repositories[NAME].files()["LICENSE"] == b"Use it as you like.\n"
-
-
-def test_heads_are_published_and_removed_with_their_model(hub, model, folder, tmp_path):
-    bank = torch.nn.functional.normalize(torch.randn(5, 3))
-    full = export_run(model, tmp_path / "full", heads={"projection.weight": torch.randn(3, 3)}, support_set=bank)
-    publish_model(full, NAME)
-    optional = {"nnclr_heads.safetensors", "nnclr_support_set.safetensors"}
-    assert optional < hub.repositories[NAME].files().keys()
-    done = publish_model(folder, NAME)
-    assert set(done.removed) == optional
-    assert not optional & hub.repositories[NAME].files().keys()
 
 
 # ---- looking only
@@ -159,10 +144,12 @@ def test_a_pushed_encoder_loads_again(hub, folder):
     assert done.commit == hub.repositories[NAME].refs["refs/tags/v1.0"]
 
 
-def test_an_encoder_that_was_changed_goes_without_the_figures_of_the_old_one(hub, folder):
+def test_a_changed_encoder_keeps_the_limits_of_its_license_and_not_its_results(hub, folder):
     encoder = load_encoder(folder, device="cpu")
-    with torch.no_grad():
-        encoder.backbone.conv1.weight.mul_(2)
+    change_weights(encoder)
+    with pytest.raises(InvalidRequest, match="force-license"):
+        push_to_hub(encoder, NAME, license="cc0-1.0")
+    assert NAME not in hub.repositories
     push_to_hub(encoder, NAME, license="mit")
     there = hub.repositories[NAME].files()
     assert b"knn20/made_up" not in there["README.md"]
@@ -171,18 +158,9 @@ def test_an_encoder_that_was_changed_goes_without_the_figures_of_the_old_one(hub
     x = torch.randn(2, 3, 48, 48)
     again = load_encoder(f"hf-hub:{NAME}", device="cpu")
     torch.testing.assert_close(torch.from_numpy(again.embed(x)), torch.from_numpy(encoder.embed(x)), atol=1e-5, rtol=0)
-
-
-def test_weights_changed_in_memory_keep_the_limits_of_their_license(hub, folder):
-    encoder = load_encoder(folder, device="cpu")
-    with torch.no_grad():
-        encoder.backbone.conv1.weight.mul_(2)
-    with pytest.raises(InvalidRequest, match="force-license"):
-        push_to_hub(encoder, NAME, license="cc0-1.0")
-    assert NAME not in hub.repositories
-    push_to_hub(encoder, NAME, license="cc0-1.0", force_license=True)
-    assert b"license: cc0-1.0" in hub.repositories[NAME].files()["README.md"]
-    assert resolve(f"hf-hub:{NAME}").config.nnclr[FORCED] is True
+    push_to_hub(encoder, "org/forced", license="cc0-1.0", force_license=True)
+    assert b"license: cc0-1.0" in hub.repositories["org/forced"].files()["README.md"]
+    assert resolve("hf-hub:org/forced").config.nnclr[FORCED] is True
 
 
 def change_weights(encoder):
@@ -232,16 +210,19 @@ def test_random_weights_are_pushed_without_the_license_of_their_architecture(hub
     assert "license" not in resolve(f"hf-hub:{NAME}").config.nnclr
 
 
-def test_a_whole_download_has_the_support_set_as_well(hub, model, tmp_path):
+def test_heads_and_support_set_are_published_downloaded_and_removed_with_their_model(hub, model, folder, tmp_path):
     bank = torch.nn.functional.normalize(torch.randn(5, 3))
-    heads = {"projection.weight": torch.randn(3, 3)}
-    full = export_run(model, tmp_path / "full", heads=heads, support_set=bank)
+    full = export_run(model, tmp_path / "full", heads={"projection.weight": torch.randn(3, 3)}, support_set=bank)
     done = publish_model(full, NAME)
+    optional = {"nnclr_heads.safetensors", "nnclr_support_set.safetensors"}
+    assert optional < hub.repositories[NAME].files().keys()
     assert not (resolve(str(done.source)).folder / "nnclr_support_set.safetensors").exists()
     copy = keep(resolve(str(done.source), whole=True), tmp_path / "copy")
-    for name in ("nnclr_heads.safetensors", "nnclr_support_set.safetensors", "model.safetensors", "config.json"):
+    for name in (*optional, "model.safetensors", "config.json"):
         assert (copy / name).read_bytes() == (full / name).read_bytes()
     assert [one.pinned_by for one in verify(str(done.source))] == ["nobody", "Hub", "Hub", "Hub"]
+    assert set(publish_model(folder, NAME).removed) == optional
+    assert not optional & hub.repositories[NAME].files().keys()
 
 
 def test_the_snippet_of_the_page_runs(hub, folder, monkeypatch, tmp_path):
@@ -253,3 +234,13 @@ def test_the_snippet_of_the_page_runs(hub, folder, monkeypatch, tmp_path):
     exec(snippet, found)
     assert found["encoder"].fingerprint == load_encoder(folder, device="cpu").fingerprint  # type: ignore[attr-defined]
     assert "refs/tags/v1.0" in hub.repositories["ORG/photos"].refs
+
+
+def test_the_command_publishes_and_prints_the_line_to_load(hub, folder, monkeypatch):
+    out = output_of("publish", folder, NAME, "--tag", "v1.0")
+    commit = hub.repositories[NAME].refs["refs/tags/v1.0"]
+    assert out.splitlines()[-1] == f'load_encoder("hf-hub:{NAME}@{commit}")'
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)  # of which this Hub has none
+    monkeypatch.delenv("SSL_CERT_DIR")  # its client is built with certificates only
+    (folder / "LICENSE").write_text("Use it as you like.\n")
+    assert "set HF_HUB_DISABLE_XET=1" in command_refused("publish", folder, "org/other", code=1)

@@ -109,15 +109,20 @@ def test_an_invalid_call_is_refused(hub, folder, name, options):
     refused(hub, folder, name, kind=InvalidRequest, **options)
 
 
+def test_a_pull_request_to_a_missing_repository_and_a_card_that_is_not_text_are_refused(hub, folder):
+    refused(hub, folder, NAME, pr=True)
+    (folder / "README.md").write_bytes(b"\xff\xfe")
+    refused(hub, folder, NAME, kind=WeightsMismatch)
+
+
 def test_without_a_token_or_with_a_bad_one_it_is_refused(hub, folder, monkeypatch, tmp_path):
     publish_model(folder, NAME)
-    monkeypatch.setenv("HF_TOKEN", READ_ONLY)
     (folder / "LICENSE").write_text("changed")
-    with pytest.raises(PublishingError):
-        publish_model(folder, NAME)
-    monkeypatch.setenv("HF_TOKEN", "hf_nonsense")
-    with pytest.raises(PublishingError):
-        publish_model(folder, NAME)
+    for token in (READ_ONLY, "hf_sécret", "hf_nonsense"):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(PublishingError) as caught:
+            publish_model(folder, NAME)
+        assert token not in str(caught.value)
     refused(hub, folder, NAME, dry_run=True)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
@@ -154,26 +159,10 @@ def test_a_config_that_speaks_of_another_network_or_of_files_elsewhere_sends_nei
     refused(hub, folder, NAME, kind=WeightsMismatch)
 
 
-def test_a_pull_request_to_a_missing_repository_is_refused(hub, folder):
-    refused(hub, folder, NAME, pr=True)
-
-
-def test_a_card_that_is_not_text_is_refused(hub, folder):
-    (folder / "README.md").write_bytes(b"\xff\xfe")
-    refused(hub, folder, NAME, kind=WeightsMismatch)
-
-
 def test_a_sensible_call_is_asked_for_before_anything_is_exported(hub, model, monkeypatch):
     monkeypatch.setattr("nnclr_hub.publish.upload.export_model", None)
     with pytest.raises(InvalidRequest, match="ORGANIZATION/NAME"):
         push_to_hub(load_encoder(model, device="cpu"), "..")
-
-
-def test_an_invalid_token_is_reported_without_its_value(hub, folder, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", "hf_sécret")
-    with pytest.raises(PublishingError) as caught:
-        publish_model(folder, NAME)
-    assert "cret" not in str(caught.value)
 
 
 def test_an_address_in_a_message_has_no_signature():

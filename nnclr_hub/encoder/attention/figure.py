@@ -109,7 +109,7 @@ def _draw_cell(axes: Axes, cell: Cell) -> None:
 
 
 def _shrink(image: Image.Image) -> Image.Image:
-    """Limit an image to twice the pixels of its cell, which keeps drawing fast."""
+    # twice the pixels of its cell are enough, and keep drawing fast
     most = int(2 * CELL * DPI)
     return image if image.width <= most else image.resize((most, max(1, image.height * most // image.width)))
 

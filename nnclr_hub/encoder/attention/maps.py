@@ -52,7 +52,7 @@ class AttentionMap:
         )
 
     def _repr_png_(self) -> bytes:
-        """Show the overlay in Jupyter."""
+        # Jupyter calls this
         return self.png()
 
     @property
@@ -165,7 +165,6 @@ def on_one_scale(maps: Sequence[AttentionMap]) -> list[AttentionMap]:
 
 @cache
 def _colors() -> np.ndarray:
-    """Return (256, 3) uint8, the color map."""
     from matplotlib import colormaps  # imported late because it takes a third of a second
 
     return colormaps[COLORS](np.arange(256), bytes=True)[:, :3].copy()

@@ -53,7 +53,6 @@ def open_backend(name: str, network: Network, device: Device, *, precision: str 
     """Open the backend of a name for a network in torch; "auto" is torch.
 
     Args:
-        name: one of BACKENDS.
         network: already on `device`.
         precision: "fp32" or "bf16", unless the name contains it; None: the backend's default.
 

@@ -54,7 +54,6 @@ def parse_backend(name: str, precision: str | None = None) -> tuple[str, str | N
     """Split a backend's name into kind and precision; the precision of "auto" may be None, for any.
 
     Args:
-        name: one of BACKENDS.
         precision: "fp32" or "bf16", in addition to the name or instead of its suffix.
 
     Raises:

@@ -134,7 +134,6 @@ def _is_weight(initializer: Any) -> bool:
 
 @contextmanager
 def _silent_loggers() -> Iterator[None]:
-    """Hide the exporter's log of every step."""
     levels = {name: logging.getLogger(name).level for name in ("torch.onnx", "onnxscript", "onnx_ir")}
     for name in levels:
         logging.getLogger(name).setLevel(logging.ERROR)

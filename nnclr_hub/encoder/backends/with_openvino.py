@@ -113,7 +113,6 @@ def _without_telemetry() -> Iterator[None]:
 
 
 def _read(core: Any, file: Path) -> Any:
-    """Return the OpenVINO model of a file."""
     if not (file.parent / WEIGHTS).is_symlink():
         return core.read_model(file)
     # as in the cache of the Hub: OpenVINO refuses weights outside of the folder

@@ -72,7 +72,7 @@ def has_more_channels(tags: Mapping[int, Any]) -> bool:
     samples, bits, kind = (_first(tags.get(tag, 1)) for tag in (_SAMPLES, _BITS, _SAMPLE_FORMAT))
     if not isinstance(samples, int) or samples > 4 or (kind == _SIGNED and bits == 8):  # Pillow reads -1 as 255
         return True
-    if samples > 1 and (bits == 16 or samples == 2) and tags.get(_PLANES) == 2:  # Pillow reads bytes of 16 bits
+    if has_wide_planes(tags):
         return True
     extra = tags.get(_EXTRA_SAMPLES, ())
     if _UNSPECIFIED in (extra if isinstance(extra, tuple) else (extra,)):
@@ -82,6 +82,12 @@ def has_more_channels(tags: Mapping[int, Any]) -> bool:
         return False
     found = _OME.search(text) or (_IMAGEJ.search(text) if text.startswith("ImageJ=") else None)
     return found is not None and int(found[1]) > samples
+
+
+def has_wide_planes(tags: Mapping[int, Any]) -> bool:
+    """Return whether each channel is stored apart, in a form of which Pillow mixes up the values."""
+    samples, bits = (_first(tags.get(tag, 1)) for tag in (_SAMPLES, _BITS))
+    return samples != 1 and (bits == 16 or samples == 2) and tags.get(_PLANES) == 2
 
 
 def is_camera_raw(tags: Mapping[int, Any]) -> bool:
@@ -129,7 +135,6 @@ def _stack(series: Any) -> ImageStack:
 
 
 def _rows(part: Any, offset: int, width: int, samples: int, box: Box) -> np.ndarray:
-    """Read a box of pixels that are stored one after the other, of a series or page."""
     part.parent.filehandle.seek(offset + box[1] * width * samples * part.dtype.itemsize)
     dtype = np.dtype(part.parent.byteorder + part.dtype.char)
     rows = part.parent.filehandle.read_array(dtype, (box[3] - box[1]) * width * samples)
@@ -221,7 +226,6 @@ def _converted(
 
 
 def _blended(values: np.ndarray, mode: str) -> np.ndarray:
-    """Return (h, w, C) as (h, w, 3) uint8, blended by its last channel."""
     if values.dtype != np.uint8:  # colors and alpha apart: colors of 12 bits may have an alpha of 16
         values = np.concatenate([to_8_bits(part, "depth") for part in (values[:, :, :-1], values[:, :, -1:])], axis=2)
     return np.asarray(to_rgb(Image.frombytes(mode.upper(), values.shape[1::-1], values.tobytes(), "raw", mode)))

@@ -2,6 +2,8 @@
 
 import math
 import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,35 +71,24 @@ def loop(features, query, similarity):
 
 @pytest.mark.parametrize("similarity", ["dot", "cosine"])
 @pytest.mark.parametrize(
-    ("query", "cells"),
+    ("which", "query", "cells"),
     [
-        (None, [(i, j) for i in range(8) for j in range(8)]),
-        (Point(70, 100), [(3, 2)]),
-        (Box(60, 60, 140, 100), [(2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (3, 4)]),
-        (Box(70, 70, 72, 72), [(2, 2)]),
+        ("resnet", None, [(i, j) for i in range(8) for j in range(8)]),
+        ("resnet", Point(70, 100), [(3, 2)]),
+        ("resnet", Box(60, 60, 140, 100), [(2, 2), (2, 3), (2, 4), (3, 2), (3, 3), (3, 4)]),
+        ("resnet", Box(70, 70, 72, 72), [(2, 2)]),
+        ("vit", Point(70, 100), [(6, 4)]),
+        ("vit", Box(64, 64, 100, 90), [(4, 4), (4, 5), (5, 4), (5, 5)]),
     ],
 )
-def test_a_resnets_map_equals_a_loop(resnet, photo, query, cells, similarity):
-    features = timms_features(resnet, photo)[1][0].permute(1, 2, 0).double().numpy()
-    expected = loop(features, np.mean([features[cell] for cell in cells], 0), similarity)
-    found = resnet.attention(photo, query, similarity=similarity)
-    assert (found.kind, found.values.dtype, found.size, found.input_size) == (
-        similarity,
-        np.float32,
-        (256, 240),
-        (256, 240),
-    )
-    np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
-
-
-@pytest.mark.parametrize("similarity", ["dot", "cosine"])
-@pytest.mark.parametrize(
-    ("query", "cells"), [(Point(70, 100), [(6, 4)]), (Box(64, 64, 100, 90), [(4, 4), (4, 5), (5, 4), (5, 5)])]
-)
-def test_a_transformers_map_of_a_query_equals_a_loop(vit, photo, query, cells, similarity):
-    tokens = timms_features(vit, photo)[1][0, 1:].double().numpy().reshape(15, 16, -1)
-    expected = loop(tokens, np.mean([tokens[cell] for cell in cells], 0), similarity)
-    found = vit.attention(photo, query, similarity=similarity)
+def test_a_map_equals_a_loop(request, photo, which, query, cells, similarity):
+    encoder = request.getfixturevalue(which)
+    features = timms_features(encoder, photo)[1][0].double()
+    grid = (features[1:].reshape(15, 16, -1) if which == "vit" else features.permute(1, 2, 0)).numpy()
+    expected = loop(grid, np.mean([grid[cell] for cell in cells], 0), similarity)
+    found = encoder.attention(photo, query, similarity=similarity)
+    assert (found.kind, found.values.dtype) == (similarity, np.float32)
+    assert found.size == found.input_size == (256, 240)
     np.testing.assert_allclose(found.values, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
@@ -138,14 +129,8 @@ def test_targets_use_the_query_of_the_first_image_and_share_one_scale(resnet, vi
         box = Box(40, 40, 130, 130)
         first, second = encoder.attention(photo, box, target=[photo, small])
         np.testing.assert_array_equal(first.values, encoder.attention(photo, box).values)
-        assert (
-            first.limits
-            == second.limits
-            == (
-                min(first.values.min(), second.values.min()),
-                max(first.values.max(), second.values.max()),
-            )
-        )
+        both = np.concatenate([first.values.ravel(), second.values.ravel()])
+        assert first.limits == second.limits == (both.min(), both.max())
         alone = encoder.attention(photo, box, target=small)
         np.testing.assert_array_equal(alone.values, second.values)
         assert alone.scaled().max() == pytest.approx(1, abs=0.02)
@@ -218,25 +203,16 @@ def test_the_whole_image_is_seen_small_with_a_center_prior(resnet, vit, photo):
             assert (other.center_prior, min(other.input_size)) == (False, 960)
         given = encoder.attention(large, max_side=512)
         assert (given.center_prior, given.input_size) == (True, (512, 480))
-    for options in ({"head": 1}, {"threshold": 0.6}):
+    for options in PARTS:
         assert not vit.attention(large, **options).center_prior
-
-
-@pytest.mark.parametrize("more", [{"query": Point(5, 5)}, {"query": Box(1, 1, 9, 9)}, {"head": 1}, {"threshold": 0.6}])
-def test_a_center_prior_of_a_part_is_refused(vit, photo, more):
-    with pytest.raises(InvalidRequest, match="center_prior"):
-        vit.attention(photo, center_prior=True, **more)
-    vit.attention(photo, **more)
-
-
-def test_a_center_prior_of_a_target_is_refused(vit, photo):
-    with pytest.raises(InvalidRequest, match="target"):
-        vit.attention(photo, target=photo, center_prior=True)
     assert vit.attention(photo, center_prior=True).center_prior
 
 
+PARTS = [{"query": Point(5, 5)}, {"query": Box(1, 1, 9, 9)}, {"head": 1}, {"threshold": 0.6}]
 REFUSALS = [
     ("resnet", {"center_prior": 1}, "center_prior"),
+    *(("vit", {"center_prior": True, **more}, "center_prior") for more in PARTS),
+    ("vit", {"center_prior": True, "target": ["a.jpg"]}, "target"),
     ("resnet", {"head": 0}, "head"),
     ("resnet", {"threshold": 0.5}, "threshold"),
     ("vit", {"head": 2}, "head"),
@@ -289,21 +265,18 @@ def test_the_error_of_a_broken_image_names_it(resnet, photo, tmp_path):
         ("test_vit", {"class_token": False, "global_pool": "avg"}, "CLS"),
         ("test_vit", {"attn_layer": "diff"}, "DiffAttention"),
         ("test_convnext", {}, "test_convnext"),
+        ("test_resnet", {}, "NaN"),
     ],
 )
 def test_a_network_that_does_not_support_a_map_is_refused(photo, architecture, arguments, word):
-    encoder = Encoder(create_backbone(architecture, model_args=arguments), Preprocessing(160), name="it", device="cpu")
+    backbone = create_backbone(architecture, model_args=arguments)
+    if word == "NaN":
+        torch.nn.init.constant_(next(backbone.parameters()), float("nan"))
+    encoder = Encoder(backbone, Preprocessing(160), name="it", device="cpu")
     with pytest.raises(InvalidRequest, match=word):
         encoder.attention(photo)
     if architecture == "test_vit":
         assert encoder.attention(photo, Point(5, 5)).values.shape == (15, 16)
-
-
-def test_nan_weights_are_refused(photo):
-    backbone = create_backbone("test_resnet")
-    torch.nn.init.constant_(next(backbone.parameters()), float("nan"))
-    with pytest.raises(InvalidRequest, match="NaN"):
-        Encoder(backbone, Preprocessing(160), name="it", device="cpu").attention(photo)
 
 
 @pytest.mark.parametrize("arguments", [{"qkv_bias": True}, {"qkv_bias": False}, {"qk_norm": True}])
@@ -328,34 +301,22 @@ def test_the_rows_are_those_of_unfused_attention(arguments):
 @pytest.mark.parametrize("which", ["resnet", "vit"])
 def test_attention_and_embeddings_in_parallel_do_not_affect_each_other(request, which, image_files):
     encoder = request.getfixturevalue(which)
-    vectors = encoder.embed(image_files[:4])
-    maps = [encoder.attention(path).values for path in image_files[:4]]
-    points = [encoder.attention(path, Point(20, 30)).values for path in image_files[:4]]
-    failures = []
+    calls = [lambda: encoder.embed(image_files[:4])]
+    for path in image_files[:4]:
+        calls += [
+            lambda path=path: encoder.attention(path).values,
+            lambda path=path: encoder.attention(path, Point(20, 30)).values,
+        ]
+    wanted = [call() for call in calls]
     start = threading.Barrier(3)
 
-    def embed():
+    def repeat(own: Iterable[int]) -> bool:
         start.wait()
-        for _ in range(3):
-            if not np.array_equal(encoder.embed(image_files[:4]), vectors):
-                failures.append("embed")
+        return all(np.array_equal(calls[i](), wanted[i]) for i in own)
 
-    def attend():
-        start.wait()
-        for number in range(6):
-            index = number % 4
-            if not np.array_equal(encoder.attention(image_files[index]).values, maps[index]):
-                failures.append("attention")
-            if not np.array_equal(encoder.attention(image_files[index], Point(20, 30)).values, points[index]):
-                failures.append("attention to a point")
-
-    threads = [threading.Thread(target=work) for work in (embed, attend, attend)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failures == []
-    np.testing.assert_array_equal(encoder.embed(image_files[:4]), vectors)
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(repeat, ([0, 0, 0], range(1, 9), range(8, 0, -1))))
+    np.testing.assert_array_equal(calls[0](), wanted[0])
 
 
 def test_attention_computes_in_float32_with_every_backend(model, image_files):

@@ -123,30 +123,6 @@ def test_other_networks_are_refused(architecture):
         traits_of(backbone)
 
 
-@pytest.mark.parametrize(
-    ("size", "cell", "whole", "expected"),
-    [
-        ((640, 480), 32, False, (640, 480)),
-        ((640, 480), 16, True, (640, 480)),
-        ((451, 300), 16, True, (448, 304)),
-        ((4000, 3000), 32, False, (1024, 768)),
-        ((3000, 4000), 16, True, (768, 1024)),
-        ((100, 100), 16, True, (224, 224)),
-        ((64, 32), 32, False, (448, 224)),
-        ((230, 1000), 32, True, (224, 992)),
-        # at most 4096 cells
-        ((1024, 1024), 16, True, (1024, 1024)),
-        ((1024, 1024), 8, True, (512, 512)),
-        ((4000, 3000), 8, True, (584, 440)),
-        ((1024, 1024), 8, False, (512, 512)),
-        ((100, 100), 2, True, (128, 128)),
-        ((224, 1024), 4, True, (116, 544)),
-    ],
-)
-def test_the_input_size_of_an_image(size, cell, whole, expected):
-    assert input_size(size, (cell, cell), whole=whole) == expected
-
-
 @given(st.integers(1, 5000), st.integers(1, 5000), st.sampled_from([2, 8, 14, 16, 32]), st.integers(32, 100_000))
 def test_every_input_size_is_within_its_bounds(width, height, patch, max_side):
     found = input_size((width, height), (patch, patch), max_side, whole=True)
@@ -164,17 +140,33 @@ def test_every_input_size_is_within_its_bounds(width, height, patch, max_side):
 
 
 @pytest.mark.parametrize(
-    ("size", "cell", "max_side", "expected"),
+    ("size", "cell", "whole", "max_side", "expected"),
     [
-        ((640, 480), 16, 256, (256, 192)),  # less than 224, because of max_side
-        ((1920, 1080), 32, 64, (64, 32)),
-        ((3000, 400), 16, 1024, (1024, 144)),
-        ((1, 1), 16, 1024, (224, 224)),
-        ((1, 3000), 16, 1024, (16, 1024)),  # widened to one cell
+        ((640, 480), 32, False, 1024, (640, 480)),
+        ((640, 480), 16, True, 1024, (640, 480)),
+        ((451, 300), 16, True, 1024, (448, 304)),
+        ((4000, 3000), 32, False, 1024, (1024, 768)),
+        ((3000, 4000), 16, True, 1024, (768, 1024)),
+        ((100, 100), 16, True, 1024, (224, 224)),
+        ((64, 32), 32, False, 1024, (448, 224)),
+        ((230, 1000), 32, True, 1024, (224, 992)),
+        # at most 4096 cells
+        ((1024, 1024), 16, True, 1024, (1024, 1024)),
+        ((1024, 1024), 8, True, 1024, (512, 512)),
+        ((4000, 3000), 8, True, 1024, (584, 440)),
+        ((1024, 1024), 8, False, 1024, (512, 512)),
+        ((100, 100), 2, True, 1024, (128, 128)),
+        ((224, 1024), 4, True, 1024, (116, 544)),
+        # another max_side
+        ((640, 480), 16, True, 256, (256, 192)),  # less than 224
+        ((1920, 1080), 32, True, 64, (64, 32)),
+        ((3000, 400), 16, True, 1024, (1024, 144)),
+        ((1, 1), 16, True, 1024, (224, 224)),
+        ((1, 3000), 16, True, 1024, (16, 1024)),  # widened to one cell
     ],
 )
-def test_max_side_limits_every_image(size, cell, max_side, expected):
-    assert input_size(size, (cell, cell), max_side, whole=True) == expected
+def test_the_input_size_of_an_image(size, cell, whole, max_side, expected):
+    assert input_size(size, (cell, cell), max_side, whole=whole) == expected
 
 
 @pytest.mark.parametrize(("max_side", "cell"), [(31, 32), (1, 16)])

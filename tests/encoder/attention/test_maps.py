@@ -30,11 +30,8 @@ def test_scaled_is_the_upsampled_map_between_its_limits():
     assert one.scaled().min() >= 0
     assert one.scaled().max() <= 1
     assert one.peak == pytest.approx((0.375, 24.375))
-
-
-@pytest.mark.parametrize("values", [np.full((2, 3), 7.5), np.zeros((2, 3)), 1 + np.arange(6).reshape(2, 3) * 1e-7])
-def test_a_constant_map_is_zero(values):
-    assert not map_of(values).scaled().any()
+    for constant in (np.full((2, 3), 7.5), np.zeros((2, 3)), 1 + np.arange(6).reshape(2, 3) * 1e-7):
+        assert not map_of(constant).scaled().any()
 
 
 @pytest.mark.parametrize("opacity", [0, 0.3, 1])
@@ -61,28 +58,21 @@ def test_the_overlay_can_show_the_map_times_a_gaussian_in_the_center():
     assert not replace(map_of(np.ones((2, 3))), center_prior=True).shown().any()
 
 
-def test_the_png_is_the_overlay():
-    one = map_of([[0, 1, 2], [3, 4, 5]])
-    with Image.open(io.BytesIO(one.png(0.4))) as read:
-        assert (read.format, read.size) == ("PNG", (60, 30))
-        np.testing.assert_array_equal(np.asarray(read), np.asarray(one.overlay(0.4)))
-
-
 @pytest.mark.parametrize("opacity", [-0.1, 1.1, float("nan"), True, "0.5"])
 def test_another_opacity_is_refused(opacity):
     with pytest.raises(InvalidRequest, match="opacity"):
         map_of([[0, 1, 2], [3, 4, 5]]).overlay(opacity)
 
 
-def test_its_description_is_json():
-    read = json.loads(json.dumps(map_of([[0, 1, 2], [3, 4, 5]]).describe()))
-    assert read["values"] == [[0, 1, 2], [3, 4, 5]]
-    assert (read["size"], read["input_size"], read["limits"]) == ([60, 30], [80, 40], [0, 5])
-
-
-def test_it_shows_its_kind_size_and_peak_as_text_and_its_overlay_in_jupyter():
+def test_it_describes_itself_as_text_json_and_png():
     one = map_of([[0, 1, 2], [3, 4, 5]])
     assert repr(one) == (
         "AttentionMap(dot, 3 x 2 cells of an image of 60 x 30 pixels, values from 0 to 5, peak at (48, 24))"
     )
     assert one._repr_png_() == one.png()
+    read = json.loads(json.dumps(one.describe()))
+    assert read["values"] == [[0, 1, 2], [3, 4, 5]]
+    assert (read["size"], read["input_size"], read["limits"]) == ([60, 30], [80, 40], [0, 5])
+    with Image.open(io.BytesIO(one.png(0.4))) as image:
+        assert (image.format, image.size) == ("PNG", (60, 30))
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(one.overlay(0.4)))
