@@ -37,7 +37,6 @@ from .data.views import View
 from .distributed import Ranks, joined
 from .evals.task import table_set
 from .interrupt import requeue_job, requeue_signal, stop_signals
-from .monitor import stop_if_diverged
 from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
 from .optimization import Schedule, make_optimizer
 from .plugins import load_plugins, with_parts
@@ -283,7 +282,7 @@ def _train(
             stopping = agreeing and ranks.any(run.stopping.is_set())
             minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
             if log_due or checkpoint_due or stopping or minutes_due:
-                stop_if_diverged(run.learner, result.loss.item(), run.step, run.out, saved_at)
+                recorder.stop_if_diverged(result.loss.item(), saved_at)
             recorder.add(result)
             if log_due:
                 recorder.log(result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch import Tensor
 
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.errors import ModelError
+from nnclr_hub.errors import ModelError, TrainingDiverged
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.readers.stack import as_image
@@ -32,7 +33,7 @@ from .data.batches import Batches
 from .data.views import View
 from .evals.task import Task
 from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
-from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors
+from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors, stop_if_diverged
 from .report import write_report
 from .run import Origin, Run, export_encoder, keep_milestone, write_run_json
 from .step import StepResult
@@ -104,6 +105,19 @@ class Recorder:
     def add(self, result: StepResult) -> None:
         """Count a step."""
         self._monitor.add(result.metrics, self._run.recipe.batch_size, result.data_seconds)
+
+    def stop_if_diverged(self, loss: float, saved_at: int | None) -> None:
+        """Raise TrainingDiverged, after the log and the report show it; see `training.monitor.stop_if_diverged`."""
+        run = self._run
+        try:
+            stop_if_diverged(run.learner, loss, run.step, run.out, saved_at)
+        except TrainingDiverged:
+            if run.ranks.first:
+                self._monitor.record(
+                    run.step, run.epoch, {"loss": loss, **({"weights": math.nan} if math.isfinite(loss) else {})}
+                )
+                write_report([run.out], run.out / "report.html")
+            raise
 
     def log(self, result: StepResult) -> None:
         """Write a line of the log, and warn of symptoms of a run that does not learn."""

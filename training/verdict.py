@@ -40,6 +40,7 @@ from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.vector_transform import VectorTransform
 
 from .evals.task import LEAST_LABELED, Task
+from .monitor import NOT_FINITE
 from .recipes import Recipe
 from .recipes.auto import FREE_STARTER, HELPFUL_STEPS
 
@@ -50,7 +51,7 @@ MAJORITY, UNTRAINED = "the most common class", "the untrained network"
 Correct = np.ndarray  # (N,) float, 1 where the prediction is the label
 RAW = " raw"  # suffix of the name of a score
 KEEP_COLOR = ("keep_color", "crop_only")
-Line = Mapping[str, float]
+Line = Mapping[str, Any]
 EXAMPLES, NEAREST, SIDE = 6, 6, 96  # images of which the report shows the nearest others; pixels of the longer side
 
 
@@ -293,7 +294,7 @@ def judge(references: References, parent: str | None, recipe: Recipe, log: Seque
         log: lines of RUN/log.jsonl.
     """
     shown = symptoms(log, steps, final=True)
-    at_chance = "nothing learned" in shown or "collapse" in shown
+    at_chance = bool({"nothing learned", "collapse", "diverged"} & shown.keys())
     correct, scores = references.correct, references.accuracies()
     if RUN not in scores:
         return _without_labels(parent, shown, at_chance, log)
@@ -459,6 +460,9 @@ def symptoms(log: Sequence[Line], steps: int, *, warmup: float = 0.0, final: boo
         warmup: share of the steps with a rising learning rate, during which nothing is judged.
         final: whether the run is finished. Its last lines are judged, however few they are.
     """
+    if (line := next((line for line in log if NOT_FINITE in line), None)) is not None:
+        what = f"At step {line['step']} these became NaN or infinite: {line[NOT_FINITE]}."
+        return {"diverged": f"{what} Restart with a lower base_lr, or set clip."}
     lines = [line for line in log if "loss" in line][-LINES:]
     if not lines or (len(lines) < LINES and not final):
         return {}
