@@ -26,6 +26,7 @@ from rich.console import Console
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
+from nnclr_hub.plural import counted
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
@@ -195,7 +196,8 @@ def pretrain(
             trained_before = run.finished
             if trained_before and not evaluation_changed(saved, recipe):
                 console.print(
-                    f"{out} is finished after {run.steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
+                    f"{out} is finished after {counted(run.steps, 'step')}; the encoder is in {out / 'encoder'}.",
+                    highlight=False,
                 )
                 return PretrainResult(True, run.step, run.scores, Verdict.read(out))
             console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)

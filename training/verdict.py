@@ -31,6 +31,7 @@ from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.decode import decode_scaled
 from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.plural import counted
 from nnclr_hub.probe.cross_validation import FOLDS, K, out_of_fold
 from nnclr_hub.probe.knn import knn_classify
 from nnclr_hub.probe.uncertainty import Difference, paired_difference
@@ -348,9 +349,7 @@ def judge(references: References, parent: str | None, recipe: Recipe, log: Seque
             f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set augmentation=keep_color."
         )
     if parent is not None and steps < HELPFUL_STEPS:
-        parts.append(
-            f"It made {steps} step{'s' * (steps != 1)}, and fewer than {HELPFUL_STEPS} have not helped so far."
-        )
+        parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
     parts += shown.values()
     return Verdict(
         choice,
