@@ -46,6 +46,7 @@ from .recipes import Recipe
 from .recipes.auto import FREE_STARTER, HELPFUL_STEPS
 
 RUN, STARTER, NOTHING, UNKNOWN = "run", "starter", "nothing", "unknown"
+TRAINED = "trained"  # folder of a run with the trained encoder, if RUN/encoder keeps the weights of its parent
 SAMPLED = 1000  # most labeled images that decide, of all sets together; each starter embeds them in seconds
 HAND_CRAFTED = ("hog", "color", "hog+color")
 MAJORITY, UNTRAINED = "the most common class", "the untrained network"
@@ -66,6 +67,7 @@ class Verdict:
     use: the name of the chosen vectors, empty if there are none.
     learned: whether the run learned anything; None if that is unknown.
     below_parent: whether the run is worse than the encoder it started from, beyond chance.
+    kept: source of the encoder that RUN/encoder still is, because the run refuses its own weights; else empty.
     interval: (low, mean, high) of the run's accuracy minus that of the best other vectors; None without labels.
     scores: name -> accuracy in [0, 1] by the nearest neighbors, as a collection compares them.
     raw: the same of the raw vectors of encoders.
@@ -77,6 +79,7 @@ class Verdict:
     use: str = ""
     learned: bool | None = None
     below_parent: bool = False
+    kept: str = ""
     interval: tuple[float, float, float] | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     raw: Mapping[str, float] = field(default_factory=dict)
@@ -287,18 +290,30 @@ def _as_text(correct: Correct) -> str:
 # ------------------------------------------------------------------------------ the decision
 
 
-def judge(references: References, parent: str | None, recipe: Recipe, log: Sequence[Line], steps: int) -> Verdict:
+def judge(
+    references: References,
+    parent: str | None,
+    recipe: Recipe,
+    log: Sequence[Line],
+    steps: int,
+    *,
+    same_input: bool = False,
+) -> Verdict:
     """Return the verdict of a finished run, whose vectors are scored under the name RUN.
 
     Args:
         parent: source of the encoder that the run started from.
         log: lines of RUN/log.jsonl.
+        same_input: whether the parent takes the input of the run, so that it can replace its encoder.
     """
+    # vectors of other recipes have purposes that labels do not show: a smaller input, or a scanner that they forget
+    replaceable = same_input and recipe.name == "auto" and not (recipe.same or recipe.not_same or recipe.teacher)
     shown = symptoms(log, steps, final=True)
     at_chance = bool({"nothing learned", "collapse", "diverged"} & shown.keys())
     correct, scores = references.correct, references.accuracies()
     if RUN not in scores:
-        return _without_labels(parent, shown, at_chance, log)
+        unchanged = replaceable and (at_chance or steps < HELPFUL_STEPS)
+        return _without_labels(parent, shown, at_chance, log, steps, unchanged=unchanged)
     # ---- what to use
     names = [name for name in scores if name not in (RUN, MAJORITY, UNTRAINED)]
     encoders = [name for name in names if name not in HAND_CRAFTED]
@@ -351,12 +366,15 @@ def judge(references: References, parent: str | None, recipe: Recipe, log: Seque
     if parent is not None and steps < HELPFUL_STEPS:
         parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
     parts += shown.values()
+    kept = parent if parent is not None and replaceable and not learned else ""
+    parts += [_kept(kept)] * bool(kept)
     return Verdict(
         choice,
         " ".join(parts),
         "" if choice == NOTHING else use,
         learned,
         below,
+        kept,
         (gain.low, gain.mean, gain.high),
         scores,
         references.accuracies(raw=True),
@@ -373,7 +391,13 @@ def _points(difference: Difference) -> str:
     return f"{mean:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}"
 
 
-def _without_labels(parent: str | None, shown: Mapping[str, str], at_chance: bool, log: Sequence[Line]) -> Verdict:
+def _kept(parent: str) -> str:
+    return f"So the encoder of the run is {parent}, unchanged; the trained one is in the folder {TRAINED}/ of the run."
+
+
+def _without_labels(
+    parent: str | None, shown: Mapping[str, str], at_chance: bool, log: Sequence[Line], steps: int, *, unchanged: bool
+) -> Verdict:
     last = next((line for line in reversed(log) if "loss" in line), {})
     other = parent or FREE_STARTER
     parts = [f"unknown, because there are no labels: nothing shows whether this run is better than {other}."]
@@ -384,7 +408,11 @@ def _without_labels(parent: str | None, shown: Mapping[str, str], at_chance: boo
     if not at_chance and last.get("rankme"):
         parts.append(f"Its projections use {last['rankme']:.0f} dimensions.")
     parts += [*shown.values(), f"Until labels decide (--labels, {LEAST_LABELED} are enough to start), prefer {other}."]
-    return Verdict(UNKNOWN, " ".join(parts), learned=False if at_chance else None)
+    if unchanged and steps < HELPFUL_STEPS:
+        parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
+    kept = parent if unchanged and parent is not None else ""
+    parts += [_kept(kept)] * bool(kept)
+    return Verdict(UNKNOWN, " ".join(parts), learned=False if at_chance else None, kept=kept)
 
 
 # ------------------------------------------------------------------------------ symptoms in the log
