@@ -155,7 +155,7 @@ def require_same_epochs(run: Path, recipe: Recipe) -> None:
         before = json.loads((run / "run.json").read_text())["epochs"]
         if before != recipe.epochs:
             raise InvalidRequest(
-                f"{run} has a run of {before:g} epochs instead of {recipe.epochs:g}; choose another --out."
+                f"{run} has a run with epochs={before:g} instead of {recipe.epochs:g}; choose another --out."
             )
 
 

@@ -126,7 +126,7 @@ def check_same_run(
     before = json.loads(json.dumps(saved["settings"]))
     done = saved["step"] / saved["steps_per_epoch"]
     if now["epochs"] < before["epochs"] and now["epochs"] <= done:
-        raise CheckpointError(f"The run in {out} has done {done:.4g} epochs; choose more with --set epochs=N.")
+        raise CheckpointError(f"The run in {out} is at epoch {done:.4g} already; choose more with --set epochs=N.")
     shortened = any(one["warmup_epochs"] == one["epochs"] / SHORTENED for one in (before, now))
     free = {*FREE, *(["warmup_epochs"] if shortened and now["epochs"] != before["epochs"] else [])}
     changed = [

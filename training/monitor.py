@@ -30,6 +30,8 @@ from .distributed import Ranks
 
 LOG, NEIGHBORS, EXAMPLES = "log.jsonl", "neighbors.jsonl", "examples.jsonl"
 
+NOT_FINITE = "not_finite"  # of a log line: names of the metrics that are NaN or infinite, which it leaves out
+
 Metrics = dict[str, tuple[Tensor | float, Tensor | float]]  # name -> (sum, count or seconds), scalars on the device
 NOTHING = (0, 0)  # sum and count of what another rank has
 
@@ -157,14 +159,23 @@ class Monitor:
         return next((line["step"] for line in reversed(self.lines) if line.keys() & set(names)), None)
 
     def _append(self, line: dict[str, Any]) -> None:
+        line = _finite(line)
         self.lines.append(line)
         with self._path.open("a") as file:
             file.write(json.dumps(line) + "\n")
 
 
 def read_log(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of RUN/log.jsonl; see `read_lines`."""
-    return read_lines(run / LOG)
+    """Return the lines of RUN/log.jsonl; see `read_lines`. All numbers are finite, see NOT_FINITE."""
+    return list(map(_finite, read_lines(run / LOG)))
+
+
+def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+    wrong = [
+        name for name, value in line.items() if value is None or (isinstance(value, float) and not math.isfinite(value))
+    ]
+    finite = {name: value for name, value in line.items() if name not in wrong}
+    return {**finite, NOT_FINITE: ", ".join(wrong)} if wrong else finite
 
 
 def read_neighbors(run: Path) -> list[dict[str, Any]]:

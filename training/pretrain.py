@@ -26,6 +26,7 @@ from rich.console import Console
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
+from nnclr_hub.plural import counted
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
@@ -37,7 +38,6 @@ from .data.views import View
 from .distributed import Ranks, joined
 from .evals.task import table_set
 from .interrupt import requeue_job, requeue_signal, stop_signals
-from .monitor import stop_if_diverged
 from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
 from .optimization import Schedule, make_optimizer
 from .plugins import load_plugins, with_parts
@@ -196,7 +196,8 @@ def pretrain(
             trained_before = run.finished
             if trained_before and not evaluation_changed(saved, recipe):
                 console.print(
-                    f"{out} is finished after {run.steps} steps; the encoder is in {out / 'encoder'}.", highlight=False
+                    f"{out} is finished after {counted(run.steps, 'step')}; the encoder is in {out / 'encoder'}.",
+                    highlight=False,
                 )
                 return PretrainResult(True, run.step, run.scores, Verdict.read(out))
             console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)
@@ -283,7 +284,7 @@ def _train(
             stopping = agreeing and ranks.any(run.stopping.is_set())
             minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
             if log_due or checkpoint_due or stopping or minutes_due:
-                stop_if_diverged(run.learner, result.loss.item(), run.step, run.out, saved_at)
+                recorder.stop_if_diverged(result.loss.item(), saved_at)
             recorder.add(result)
             if log_due:
                 recorder.log(result)

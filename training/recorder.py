@@ -9,6 +9,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,9 +20,10 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.errors import ModelError
+from nnclr_hub.errors import ModelError, TrainingDiverged
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.readers.stack import as_image
@@ -32,11 +35,11 @@ from .data.batches import Batches
 from .data.views import View
 from .evals.task import Task
 from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
-from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors
+from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors, stop_if_diverged
 from .report import write_report
-from .run import Origin, Run, export_encoder, keep_milestone, write_run_json
+from .run import Origin, Run, export_encoder, keep_milestone, keep_parent, write_run_json
 from .step import StepResult
-from .verdict import RUN, UNTRAINED, References, judge, symptoms
+from .verdict import RUN, TRAINED, UNTRAINED, References, judge, symptoms
 
 RECENT = 20  # last lines of the log that are searched for symptoms
 QUERIES, SHOWN = 8, 5  # images whose neighbors are recorded, and neighbors of each
@@ -91,19 +94,35 @@ class Recorder:
 
     def _initial_encoder(self) -> FeatureSource:
         """Return the parent as it is; or the network before its first step, which may take other channels."""
-        run, init = self._run, self._origin.init
-        if init is not None:
-            try:
-                parent = load_encoder(init, device=str(run.ranks.where))
-                if parent.transform.preprocessing.in_chans == run.recipe.in_chans:
-                    return parent
-            except ModelError as error:
-                self._console.print(f"note: {init} is scored in this run: {error}", highlight=False)
-        return encoder_of(run)
+        parent = self._parent()
+        if parent is not None and parent.transform.preprocessing.in_chans == self._run.recipe.in_chans:
+            return parent
+        return encoder_of(self._run)
+
+    def _parent(self) -> Encoder | None:
+        init = self._origin.init
+        try:
+            return None if init is None else load_encoder(init, device=str(self._run.ranks.where))
+        except ModelError as error:
+            self._console.print(f"note: {init} is scored in this run: {error}", highlight=False)
+            return None
 
     def add(self, result: StepResult) -> None:
         """Count a step."""
         self._monitor.add(result.metrics, self._run.recipe.batch_size, result.data_seconds)
+
+    def stop_if_diverged(self, loss: float, saved_at: int | None) -> None:
+        """Raise TrainingDiverged, after the log and the report show it; see `training.monitor.stop_if_diverged`."""
+        run = self._run
+        try:
+            stop_if_diverged(run.learner, loss, run.step, run.out, saved_at)
+        except TrainingDiverged:
+            if run.ranks.first:
+                self._monitor.record(
+                    run.step, run.epoch, {"loss": loss, **({"weights": math.nan} if math.isfinite(loss) else {})}
+                )
+                write_report([run.out], run.out / "report.html")
+            raise
 
     def log(self, result: StepResult) -> None:
         """Write a line of the log, and warn of symptoms of a run that does not learn."""
@@ -171,9 +190,15 @@ class Recorder:
             self._references.score(RUN, encoder_of(run))
         if self._references.examples:
             replace_file(run.out / EXAMPLES, json.dumps(self._references.examples) + "\n")
-        run.verdict = judge(self._references, self._origin.init, run.recipe, self._monitor.lines, run.steps)
+        parent = self._parent()
+        same_input = parent is not None and parent.transform.preprocessing == run.recipe.preprocessing
+        log, init = self._monitor.lines, self._origin.init
+        run.verdict = judge(self._references, init, run.recipe, log, run.steps, same_input=same_input)
         self.write_run()
         self._export()
+        shutil.rmtree(run.out / TRAINED, ignore_errors=True)
+        if run.verdict.kept and parent is not None:
+            keep_parent(run, parent)
         write_report([run.out], run.out / "report.html")
         self._console.print(f"verdict: {run.verdict.sentence}", style="bold", highlight=False)
         done = f"done: the encoder is in {run.out / 'encoder'}, the report in {run.out / 'report.html'}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -37,7 +38,7 @@ from .data.batches import Batches
 from .data.image_index import ImageIndex
 from .distributed import Ranks
 from .recipes import Recipe
-from .verdict import Verdict
+from .verdict import TRAINED, Verdict
 
 ROOT = Path(__file__).parents[1]
 CHECKPOINT = "checkpoint.pt"
@@ -256,6 +257,22 @@ def export_encoder(run: Run, about: Mapping[str, Any]) -> None:
             **about,
             **({"verdict": run.verdict.record} if run.verdict else {}),
         },
+        graph=False,
+    )
+
+
+def keep_parent(run: Run, parent: Encoder) -> None:
+    """Copy RUN/encoder to RUN/trained, and replace it by the encoder that the run started from."""
+    assert run.verdict is not None
+    shutil.copytree(run.out / "encoder", run.out / TRAINED)
+    recipe, verdict = run.recipe, dataclasses.replace(run.verdict, below_parent=False)
+    export_model(
+        parent.backbone,
+        run.out / "encoder",
+        architecture=recipe.backbone,
+        model_args=recipe.model_args,
+        preprocessing=recipe.preprocessing,
+        provenance={"parents": [parent_record(parent.name, parent)], "verdict": verdict.record},
         graph=False,
     )
 

@@ -22,6 +22,7 @@ from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import InvalidRequest, NoImages
 from nnclr_hub.method import METHODS
+from nnclr_hub.plural import counted
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 
@@ -29,7 +30,7 @@ from .checkpoint import SHORTENED, choices_of, sizes_of
 from .cpu import choose_precision, keep_freed_memory, use_few_threads
 from .data.batches import BATCHES, WINDOW_BYTES, Batches, Order, PixelSource, channel_statistics
 from .data.cutting import enlarged_share
-from .data.image_index import ImageIndex, metadata_numbers, sampled_sizes, training_files
+from .data.image_index import NO_LABEL, ImageIndex, metadata_numbers, sampled_sizes, training_files
 from .data.image_pack import ImagePack, PackedPixels, build_pack, pack_bytes, stored_sizes
 from .data.named_sets import find_data
 from .data.originals import Originals, steps_ahead
@@ -154,13 +155,12 @@ class Setup:
         batches.steps = recipe.steps(order.steps_per_epoch)
         columns = {name: values for name in ("same", "not_same") if (values := getattr(recipe, name))}
         guides = {name: _metadata(files, folders, labels, one, console) for name, one in columns.items()}
-        if recipe.forget and recipe.not_same:
-            groups = guides["not_same"].unique(dim=0, return_inverse=True)[1]  # (N,)
-            count, most = int(groups.max()) + 1, recipe.batch_size // LEAST_OF_GROUP
-            what = f"vectors {'forget' if count <= most else 'keep'} {', '.join(recipe.not_same)}"
-            console.print(f"{what}: {count} values, and at most {most} can be forgotten", highlight=False)
-            if count <= most:
-                guides["groups"] = groups
+        if (
+            recipe.forget
+            and recipe.not_same
+            and (groups := _forgotten(guides["not_same"], recipe, console)) is not None
+        ):
+            guides["groups"] = groups
         if recipe.teacher:
             teacher = teacher or load_encoder(recipe.teacher, device=str(where))
             guides["teacher"] = teacher_vectors(teacher, files, ranks, console)
@@ -184,7 +184,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
     unused = () if METHODS[recipe.method].uses_support_set else ("queue_size", "k")
     for setting, value in changes.items():
         if value != getattr(recipe, setting) and setting not in unused:
-            what = f"{recipe.epochs:g} epochs" if setting == "warmup_epochs" else f"{images} images"
+            what = f"epochs={recipe.epochs:g}" if setting == "warmup_epochs" else f"{images} images"
             console.print(
                 f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}", highlight=False
             )
@@ -200,9 +200,7 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
 def require_images(images: int, world: int, kind: str = "images") -> None:
     """Raise NoImages, whose message calls them `kind`, if there are too few images for the processes of a run."""
     if images < 8 * world:
-        raise NoImages(
-            f"{images} {kind} are too few to learn from; provide at least {8 * world}, better a few thousand."
-        )
+        raise NoImages(f"A run needs at least {8 * world} {kind}, better a few thousand; got {images}.")
 
 
 def require_labels(labels: np.ndarray) -> None:
@@ -244,8 +242,30 @@ def _metadata(
     numbers = metadata_numbers(files, folders, labels, columns)
     for name, column in zip(columns, numbers.T, strict=True):
         known = int((column >= 0).sum())
-        console.print(f"{name}: {known} of {len(files)} images have one of {column.max() + 1} values", highlight=False)
+        values = counted(int(column.max()) + 1, "value")
+        console.print(f"{name}: {values}, known for {known} of {len(files)} images", highlight=False)
     return torch.from_numpy(numbers)
+
+
+def _forgotten(values: torch.Tensor, recipe: Recipe, console: Console) -> torch.Tensor | None:
+    """Return the group that the vectors of each image forget, (N,) int64, -1 if one of its (N, C) values is unknown.
+
+    None if a batch has too few images of each group.
+    """
+    known = (values >= 0).all(dim=1)
+    groups = torch.full((len(values),), NO_LABEL)
+    groups[known] = values[known].unique(dim=0, return_inverse=True)[1]
+    count, most = int(groups.max()) + 1, recipe.batch_size // LEAST_OF_GROUP
+    columns, name = ", ".join(recipe.not_same), "combination" if len(recipe.not_same) > 1 else "value"
+    if not 0 < count <= most:
+        console.print(
+            f"{columns}: only neighbors follow {counted(count, name)}. To forget them as well, vectors need "
+            f"{LEAST_OF_GROUP} images of each in a batch of {recipe.batch_size}, so at most {counted(most, name)}.",
+            highlight=False,
+        )
+        return None
+    console.print(f"{columns}: vectors forget {counted(count, name)}", highlight=False)
+    return groups
 
 
 def teacher_vectors(source: FeatureSource, files: ImageIndex, ranks: Ranks, console: Console) -> torch.Tensor:

@@ -87,7 +87,7 @@ def chosen_by_auto(
     chosen, why = recipe.choose(now)
     backbone = chosen.backbone if start is None else start.architecture
     network = f"{chosen.method}, {backbone} at {chosen.image_size} pixels"
-    network += f", batch {chosen.batch_size}, {chosen.epochs:.4g} epochs"
+    network += f", batch {chosen.batch_size}, epochs {chosen.epochs:.4g}"
     replaced = why[: int(chosen.method != recipe.method)]  # the sentence about the method comes first
     for sentence in (*replaced, network, f"{origin}.", *why[len(replaced) :]):
         console.print(f"auto: {sentence}", highlight=False)

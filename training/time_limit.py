@@ -117,7 +117,7 @@ class TimedEpochs(Callback):
         self._changed()
         if abs(epochs - self._printed) > PRINTED * self._printed:
             self._printed = epochs
-            self._console.print(f"{epochs:.3g} epochs fit into the time limit", highlight=False)
+            self._console.print(f"the time limit allows epochs={epochs:.3g}", highlight=False)
 
 
 def _steps_in_time(run: Run, more: float) -> int:

@@ -31,6 +31,7 @@ from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.decode import decode_scaled
 from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.plural import counted
 from nnclr_hub.probe.cross_validation import FOLDS, K, out_of_fold
 from nnclr_hub.probe.knn import knn_classify
 from nnclr_hub.probe.uncertainty import Difference, paired_difference
@@ -40,17 +41,19 @@ from nnclr_hub.store.spec import CollectionSpec
 from nnclr_hub.store.vector_transform import VectorTransform
 
 from .evals.task import LEAST_LABELED, Task
+from .monitor import NOT_FINITE
 from .recipes import Recipe
 from .recipes.auto import FREE_STARTER, HELPFUL_STEPS
 
 RUN, STARTER, NOTHING, UNKNOWN = "run", "starter", "nothing", "unknown"
+TRAINED = "trained"  # folder of a run with the trained encoder, if RUN/encoder keeps the weights of its parent
 SAMPLED = 1000  # most labeled images that decide, of all sets together; each starter embeds them in seconds
 HAND_CRAFTED = ("hog", "color", "hog+color")
 MAJORITY, UNTRAINED = "the most common class", "the untrained network"
 Correct = np.ndarray  # (N,) float, 1 where the prediction is the label
 RAW = " raw"  # suffix of the name of a score
 KEEP_COLOR = ("keep_color", "crop_only")
-Line = Mapping[str, float]
+Line = Mapping[str, Any]
 EXAMPLES, NEAREST, SIDE = 6, 6, 96  # images of which the report shows the nearest others; pixels of the longer side
 
 
@@ -64,6 +67,7 @@ class Verdict:
     use: the name of the chosen vectors, empty if there are none.
     learned: whether the run learned anything; None if that is unknown.
     below_parent: whether the run is worse than the encoder it started from, beyond chance.
+    kept: source of the encoder that RUN/encoder still is, because the run refuses its own weights; else empty.
     interval: (low, mean, high) of the run's accuracy minus that of the best other vectors; None without labels.
     scores: name -> accuracy in [0, 1] by the nearest neighbors, as a collection compares them.
     raw: the same of the raw vectors of encoders.
@@ -75,6 +79,7 @@ class Verdict:
     use: str = ""
     learned: bool | None = None
     below_parent: bool = False
+    kept: str = ""
     interval: tuple[float, float, float] | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     raw: Mapping[str, float] = field(default_factory=dict)
@@ -285,18 +290,30 @@ def _as_text(correct: Correct) -> str:
 # ------------------------------------------------------------------------------ the decision
 
 
-def judge(references: References, parent: str | None, recipe: Recipe, log: Sequence[Line], steps: int) -> Verdict:
+def judge(
+    references: References,
+    parent: str | None,
+    recipe: Recipe,
+    log: Sequence[Line],
+    steps: int,
+    *,
+    same_input: bool = False,
+) -> Verdict:
     """Return the verdict of a finished run, whose vectors are scored under the name RUN.
 
     Args:
         parent: source of the encoder that the run started from.
         log: lines of RUN/log.jsonl.
+        same_input: whether the parent takes the input of the run, so that it can replace its encoder.
     """
+    # vectors of other recipes have purposes that labels do not show: a smaller input, or a scanner that they forget
+    replaceable = same_input and recipe.name == "auto" and not (recipe.same or recipe.not_same or recipe.teacher)
     shown = symptoms(log, steps, final=True)
-    at_chance = "nothing learned" in shown or "collapse" in shown
+    at_chance = bool({"nothing learned", "collapse", "diverged"} & shown.keys())
     correct, scores = references.correct, references.accuracies()
     if RUN not in scores:
-        return _without_labels(parent, shown, at_chance, log)
+        unchanged = replaceable and (at_chance or steps < HELPFUL_STEPS)
+        return _without_labels(parent, shown, at_chance, log, steps, unchanged=unchanged)
     # ---- what to use
     names = [name for name in scores if name not in (RUN, MAJORITY, UNTRAINED)]
     encoders = [name for name in names if name not in HAND_CRAFTED]
@@ -347,16 +364,17 @@ def judge(references: References, parent: str | None, recipe: Recipe, log: Seque
             f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set augmentation=keep_color."
         )
     if parent is not None and steps < HELPFUL_STEPS:
-        parts.append(
-            f"It made {steps} step{'s' * (steps != 1)}, and fewer than {HELPFUL_STEPS} have not helped so far."
-        )
+        parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
     parts += shown.values()
+    kept = parent if parent is not None and replaceable and not learned else ""
+    parts += [_kept(kept)] * bool(kept)
     return Verdict(
         choice,
         " ".join(parts),
         "" if choice == NOTHING else use,
         learned,
         below,
+        kept,
         (gain.low, gain.mean, gain.high),
         scores,
         references.accuracies(raw=True),
@@ -373,7 +391,13 @@ def _points(difference: Difference) -> str:
     return f"{mean:+.1f} points, 95% interval {low:+.1f} to {high:+.1f}"
 
 
-def _without_labels(parent: str | None, shown: Mapping[str, str], at_chance: bool, log: Sequence[Line]) -> Verdict:
+def _kept(parent: str) -> str:
+    return f"So the encoder of the run is {parent}, unchanged; the trained one is in the folder {TRAINED}/ of the run."
+
+
+def _without_labels(
+    parent: str | None, shown: Mapping[str, str], at_chance: bool, log: Sequence[Line], steps: int, *, unchanged: bool
+) -> Verdict:
     last = next((line for line in reversed(log) if "loss" in line), {})
     other = parent or FREE_STARTER
     parts = [f"unknown, because there are no labels: nothing shows whether this run is better than {other}."]
@@ -384,7 +408,11 @@ def _without_labels(parent: str | None, shown: Mapping[str, str], at_chance: boo
     if not at_chance and last.get("rankme"):
         parts.append(f"Its projections use {last['rankme']:.0f} dimensions.")
     parts += [*shown.values(), f"Until labels decide (--labels, {LEAST_LABELED} are enough to start), prefer {other}."]
-    return Verdict(UNKNOWN, " ".join(parts), learned=False if at_chance else None)
+    if unchanged and steps < HELPFUL_STEPS:
+        parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
+    kept = parent if unchanged and parent is not None else ""
+    parts += [_kept(kept)] * bool(kept)
+    return Verdict(UNKNOWN, " ".join(parts), learned=False if at_chance else None, kept=kept)
 
 
 # ------------------------------------------------------------------------------ symptoms in the log
@@ -459,6 +487,9 @@ def symptoms(log: Sequence[Line], steps: int, *, warmup: float = 0.0, final: boo
         warmup: share of the steps with a rising learning rate, during which nothing is judged.
         final: whether the run is finished. Its last lines are judged, however few they are.
     """
+    if (line := next((line for line in log if NOT_FINITE in line), None)) is not None:
+        what = f"At step {line['step']} these became NaN or infinite: {line[NOT_FINITE]}."
+        return {"diverged": f"{what} Restart with a lower base_lr, or set clip."}
     lines = [line for line in log if "loss" in line][-LINES:]
     if not lines or (len(lines) < LINES and not final):
         return {}

@@ -325,7 +325,7 @@ def _folder(folder: Path | str, start: str = "") -> tuple[Place, Iterator[Source
     absolute = folder.resolve()  # the same path for every spelling of the folder
     if links:
         warn_once(
-            f"{absolute} contains {len(links)} links to folders, such as {absolute / links[0]}, which are not "
+            f"{absolute} contains links to folders ({len(links)}), such as {absolute / links[0]}, which are not "
             "followed; pass those folders instead"
         )
     if not parents:
@@ -337,7 +337,7 @@ def _folder(folder: Path | str, start: str = "") -> tuple[Place, Iterator[Source
             f"{' '.join(sorted(image_suffixes()))}."
         )
     if archives := others[".tar"] + others[".zip"]:
-        warn_once(f"{absolute} contains images, so its {archives} archives (tar, zip) are not read; pass them by name")
+        warn_once(f"{absolute} contains images, so its archives (tar, zip: {archives}) are not read; pass them by name")
     _warn_of(str(absolute), Counter({kind: n for kind, n in others.items() if kind not in (".tar", ".zip")}))
     place, labels = Place(str(folder), str(absolute), left_out=bounded_counts(others)), labels_of(parents)
 

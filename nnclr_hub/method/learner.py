@@ -34,6 +34,7 @@ from nnclr_hub.method.objectives import (
     lejepa_loss,
     mean_shift,
     negative_cosine,
+    other_group,
     queue_info_nce,
     random_directions,
     relation_loss,
@@ -57,7 +58,7 @@ class Batch:
     p: (B, D) predictions of all views.
     ids: (B,) int64 sample numbers, or None.
     labels: (B,) int64 classes, or None.
-    groups: (B,) int64, what the vectors forget, or None.
+    groups: (B,) int64, what the vectors forget, -1 where unknown; or None.
     neighbor_share: see `Learner.forward`.
     """
 
@@ -208,23 +209,28 @@ def _pairs(compare: Callable[[Learner, Tensor, Tensor], Tensor]) -> Callable[[Le
     )
 
 
-def _in_queue(
+def _among_rows_of_q(
     compare: Callable[[Learner, Tensor, Tensor, Tensor | None], Tensor],
 ) -> Callable[[Learner, Batch, Targets], Tensor]:
-    """Do the same next to the rows of Q but the images' own rows, their neighbors, and rows of other groups."""
+    """Return a loss that compares targets and predictions with the rows of Q, as negatives or as a distribution.
+
+    Three kinds of rows are left out: an image's own older embeddings, NN(z, Q) if it is the target, and rows of other
+    groups.
+    """
 
     def compute(learner: Learner, batch: Batch, targets: Targets) -> Tensor:
-        support = learner.support_set
-        assert support is not None
-        own, left_out = support.own_rows(batch.ids), [None] * len(targets.of)  # (B, M) bool each; None: no row
-        if targets.found:
-            places = torch.arange(support.size, device=targets.found[0].index.device)
-            left_out = [found.index[:, None] == places for found in targets.found]
+        q = learner.support_set
+        assert q is not None
+        of_image = q.own_rows(batch.ids)  # (B, M) bool; None: no row
         if batch.groups is not None and learner.groups is not None:
-            known = support.ids >= 0  # the initial random rows have no group
-            other = (learner.groups[support.ids.clamp(min=0)] != batch.groups[:, None]) & known
-            own = other if own is None else own | other
-        left_out = [one if own is None else own if one is None else own | one for one in left_out]
+            of_rows = learner.groups[q.ids.clamp(min=0)].where(q.ids >= 0, -1)  # initial random rows have no group
+            other = other_group(of_rows, batch.groups[:, None])
+            of_image = other if of_image is None else of_image | other
+        left_out: list[Tensor | None] = [of_image] * len(targets.of)  # for each large view
+        if targets.found:
+            rows = torch.arange(q.size, device=q.ids.device)
+            is_target = [nn.index[:, None] == rows for nn in targets.found]
+            left_out = [one if of_image is None else one | of_image for one in is_target]
         return _over_pairs(
             lambda i, others: compare(learner, targets.of[i], others, left_out[i]), len(targets.of), batch.p
         )
@@ -263,10 +269,15 @@ def _lejepa(learner: Learner, batch: Batch, targets: Targets) -> Tensor:
     return lejepa_loss(stacked, directions, learner.sigreg_weight, len(targets.of), learner.gather)
 
 
-def _chance(learner: Learner, candidates: int) -> float:
-    """Return InfoNCE of random guesses, whose candidates are all or those of the image's own group."""
-    share = torch.ones(1) if learner.groups is None else learner.groups.bincount() / len(learner.groups)
-    return math.log(candidates) - float(torch.special.entr(share).sum())
+def _info_nce_at_chance(learner: Learner, candidates: int) -> float:
+    """Return the mean InfoNCE of equal similarities: the logarithm of the number of candidates.
+
+    With groups, the candidates of an image are those of its group and of unknown group.
+    """
+    if learner.groups is None:
+        return math.log(candidates)
+    share = (learner.groups + 1).bincount() / len(learner.groups)  # the first is that of unknown groups
+    return math.log(candidates) + float(torch.xlogy(share[1:], share[1:] + share[0]).sum())
 
 
 def _queue(learner: Learner) -> Tensor:
@@ -275,9 +286,10 @@ def _queue(learner: Learner) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {
-    "info_nce": Loss(_info_nce, takes_objective=True, chance=lambda learner, batch: _chance(learner, batch)),
+    "info_nce": Loss(_info_nce, takes_objective=True, chance=_info_nce_at_chance),
     "queue_info_nce": Loss(
-        _in_queue(_queue_info_nce), chance=lambda learner, _: _chance(learner, 1 + len(_queue(learner)))
+        _among_rows_of_q(_queue_info_nce),
+        chance=lambda learner, _: _info_nce_at_chance(learner, 1 + len(_queue(learner))),
     ),
     "negative_cosine": Loss(
         _pairs(lambda _, target, predictions: negative_cosine(target, predictions)),
@@ -285,7 +297,7 @@ LOSSES: dict[str, Loss] = {
         takes_objective=True,
     ),
     "mean_shift": Loss(_pairs(lambda _, target, predictions: mean_shift(target, predictions)), has_negatives=False),
-    "relation": Loss(_in_queue(_relation)),
+    "relation": Loss(_among_rows_of_q(_relation)),
     "swapped_prediction": Loss(
         _pairs(lambda learner, target, predictions: swapped_prediction(target, predictions, learner.temperature)),
         chance=lambda learner, _: math.log(len(learner.prediction.weight)),  # type: ignore[arg-type],
@@ -337,9 +349,9 @@ class Learner(nn.Module):
         both_views: enqueue both large views instead of only the first.
         teacher: (N, D) float, the vectors of a frozen encoder for the samples 0 to N - 1; required by the methods with
             a teacher, rejected by the others. It is not a part of the state.
-        groups: (N,) int64, the group of each sample, which vectors forget, such as the scanner of an image. Negatives
-            come from the target's own group, because those of others reward a network that tells groups apart. It is
-            not a part of the state.
+        groups: (N,) int64, the group of each sample, which vectors forget, such as the scanner of an image; -1 where
+            unknown. Negatives come from the target's own group, because those of others reward a network that tells
+            groups apart. An unknown group restricts nothing. It is not a part of the state.
         forget: weight of `explained_share` of the groups in the loss, from the backbone's output.
         gather: collects tensors over the ranks of a distributed run.
 

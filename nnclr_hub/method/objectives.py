@@ -64,8 +64,9 @@ def info_nce(
             the sum. The paper finds no effect on accuracy.
         anchor: "target" as in eq. 3; "prediction" takes the predictions as rows and the targets of the batch as
             columns, as MoCo v3 does.
-        groups: (B,) int64 of the targets, and of the predictions. Negatives of a row are the columns of its group. If
-            the positive is of another group, a network that forgets groups has the lower loss. None: all columns.
+        groups: (B,) int64 of the targets, and of the predictions, -1 where unknown. Negatives of a row are the columns
+            of its group, and those of unknown group; of a row of unknown group, all columns. If the positive is of
+            another group, a network that forgets groups has the lower loss. None: all columns.
         gather: collects the columns over the ranks of a distributed run.
 
     Returns:
@@ -97,9 +98,14 @@ def _cross_entropy(
     logits = rows @ everyone.mT / temperature  # (..., B, world B)
     own = torch.arange(rows.shape[-2], device=rows.device) + gather.rank * rows.shape[-2]
     if groups is not None:
-        other = groups[0][:, None] != gather(groups[1])  # (B, world B)
+        other = other_group(groups[0][:, None], gather(groups[1]))  # (B, world B)
         logits = logits.masked_fill(other.scatter(1, own[:, None], False), -torch.inf)
     return F.cross_entropy(logits.flatten(0, -2), own.expand(logits.shape[:-1]).flatten())
+
+
+def other_group(one: Tensor, two: Tensor) -> Tensor:
+    """Return where groups are known, and differ: bool."""
+    return (one != two) & (one >= 0) & (two >= 0)
 
 
 def queue_info_nce(
@@ -171,7 +177,7 @@ def explained_share(vectors: Tensor, groups: Tensor, gather: Gather = ALONE) -> 
 
     Args:
         vectors: (B, V, F) float, of V views of each image; not necessarily normalized.
-        groups: (B,) int64.
+        groups: (B,) int64, -1 where unknown. An image of unknown group has no part in the regressions.
         gather: collects the batch over the ranks of a distributed run.
 
     Returns:
@@ -181,21 +187,27 @@ def explained_share(vectors: Tensor, groups: Tensor, gather: Gather = ALONE) -> 
         x, groups = gather.with_gradient(F.normalize(vectors.float(), dim=-1)), gather(groups)
         halves = []
         for start in range(2):
-            rows = x[start::2].flatten(0, 1)  # (n, F)
-            halves.append((rows - rows.mean(dim=0), groups[start::2].repeat_interleave(x.shape[1])))
+            rows, of_rows = x[start::2].flatten(0, 1), groups[start::2].repeat_interleave(x.shape[1])  # (n, F), (n,)
+            known = (of_rows >= 0)[:, None]  # the number of rows must not change from step to step, for a CUDA graph
+            mean = (rows * known).sum(dim=0) / known.sum().clamp(min=1)
+            halves.append(((rows - mean) * known, of_rows))
         return (_explained(*halves[0], *halves[1]) + _explained(*halves[1], *halves[0])) / 2
 
 
 def _explained(x: Tensor, groups: Tensor, other: Tensor, other_groups: Tensor) -> Tensor:
-    """Return the share of the variance of groups (m,) that the regression from (n, F) to (n,) explains on (m, F)."""
-    covariance = x.T @ x / len(x)  # (F, F)
+    """Return the share of the variance of groups (m,) that the regression from (n, F) to (n,) explains on (m, F).
+
+    Rows of unknown group are 0.
+    """
+    fitted, count = ((one >= 0).sum().clamp(min=1) for one in (groups, other_groups))
+    covariance = x.T @ x / fitted  # (F, F)
     ridge = RIDGE * covariance.diagonal().mean().clamp(min=1e-8) * torch.eye(len(covariance), device=x.device)
     factor = torch.linalg.cholesky_ex(covariance + ridge)[0]  # without a check, which would make a GPU wait
     x, other = (torch.linalg.solve_triangular(factor, one.T, upper=False) for one in (x, other))  # (F, n), (F, m)
     # of one indicator for each group: the product of those of two images is whether their groups are equal
-    explained = (other.T @ x / x.shape[1] * (other_groups[:, None] == groups)).sum()
-    count = len(other_groups)
-    return explained / (count - (other_groups[:, None] == other_groups).sum() / count).clamp(min=1)
+    explained = (other.T @ x / fitted * (other_groups[:, None] == groups)).sum()
+    equal = (other_groups[:, None] == other_groups) & (other_groups >= 0)
+    return explained / (count - equal.sum() / count).clamp(min=1)
 
 
 def _require_pairs(targets: Tensor, predictions: Tensor) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.plural import counted
 
 CHUNK = 1024  # queries at a time
 PIECE = 1 << 24  # numbers checked for NaN and infinity at a time
@@ -171,7 +172,7 @@ def require_finite(features: np.ndarray) -> None:
     ]
     if bad:
         raise InvalidRequest(
-            f"Features must be finite: {len(bad)} rows contain NaN or infinity, the first is row {bad[0]}."
+            f"Features must be finite, but row {bad[0]} has NaN or infinity; {counted(len(bad), 'row')} in all."
         )
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import ModelConfig
 from nnclr_hub.hub.registry import MODELS
+from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.encoder import Encoder
@@ -168,8 +169,8 @@ def describe_training(about: Mapping[str, Any], name: str = "") -> str:
         "method": "{}",
         "recipe": "{}",
         "encoder": "{} weights",
-        "step": f"stopped at step {{}} of {steps}: unfinished" if unfinished else "{} steps",
-        "epochs": "{:g} epochs" + (" planned" if unfinished else ""),
+        "step": f"stopped at step {{}} of {steps}: unfinished" if unfinished else counted(step or 0, "step"),
+        "epochs": f"{{:g}} epoch{'s' * (about.get('epochs') != 1)}" + (" planned" if unfinished else ""),
         "temperature": "temperature {}",
         "support_set_size": "support set of {}",
         "seed": "seed {}",

@@ -59,32 +59,44 @@ def test_the_explained_share_is_that_of_ridge_regressions_between_halves():
     x = draws.normal(size=(120, 2, 8)) @ np.diag([3, 2, 1, 1, 0.5, 0.1, 0.1, 0.01])
     known = (x[:, :, 0].mean(axis=1) > 0).astype(int) + (x[:, :, 1].mean(axis=1) > 2)
     rows, shares = x / np.linalg.norm(x, axis=2, keepdims=True), []
-    for groups in (known, draws.integers(0, 4, 120), np.zeros(120, int)):
-        y = (groups[:, None] == np.unique(groups)).astype(float).repeat(2, axis=0).reshape(120, 2, -1)
-        of_halves = []
+    unknown = np.where(draws.random(120) < 0.3, -1, known)
+    for groups in (known, unknown, draws.integers(0, 4, 120), np.zeros(120, int)):
+        y = (groups[:, None] == np.unique(groups[groups >= 0])).astype(float).repeat(2, axis=0).reshape(120, 2, -1)
+        of_halves, is_known = [], groups >= 0
         for start in range(2):
             (fitted, targets), (others, truth) = (
-                (rows[at::2].reshape(120, 8), y[at::2].reshape(120, -1)) for at in (start, 1 - start)
+                [part[at::2][is_known[at::2]].reshape(-1, part.shape[-1]) for part in (rows, y)]
+                for at in (start, 1 - start)
             )
-            predicted = Ridge(fitted.var(axis=0).mean() * 120).fit(fitted, targets).predict(others)
+            predicted = Ridge(fitted.var(axis=0).mean() * len(fitted)).fit(fitted, targets).predict(others)
             centered = truth - truth.mean(axis=0)
             of_halves.append((predicted.reshape(truth.shape) * centered).sum() / max(1, (centered**2).sum()))
         shares.append(np.mean(of_halves))
         found = explained_share(torch.from_numpy(x), torch.from_numpy(groups))
         assert float(found) == pytest.approx(shares[-1], abs=1e-5)
-    assert shares[0] > 0.2 > 0.05 > max(shares[1:])
+    assert min(shares[:2]) > 0.15 > 0.05 > max(shares[2:])
+    assert explained_share(torch.from_numpy(x), torch.full((120,), -1)) == 0
+
+
+def test_the_loss_at_chance_is_that_of_equal_vectors():
+    groups, equal = torch.tensor([0, 0, 1, -1, 1, -1, 1, 2]), torch.ones(8, D)
+    learner = make("nnclr", SupportSet(8, D), groups=groups)
+    loss = info_nce(equal, equal, 0.1, groups=(groups, groups))
+    assert learner.chance_loss(8)["chance"] == pytest.approx(float(loss), abs=1e-5)
 
 
 @pytest.mark.parametrize("anchor", ["target", "prediction"])
 def test_negatives_of_a_row_are_those_of_its_group(anchor):
+    """An unknown group, -1, restricts nothing."""
     draws = torch.Generator().manual_seed(0)
     targets, predictions = torch.randn(2, 9, D, generator=draws)
-    groups = torch.tensor([[1, 1, 0, 0, 2, 0, 1, 1, 3], [0, 1, 1, 0, 2, 0, 1, 1, 0]])
+    groups = torch.tensor([[1, 1, 0, -1, 2, 0, -1, 1, 3], [0, 1, 1, 0, 2, -1, -1, 1, 0]])
     rows, columns = (0, 1) if anchor == "target" else (1, 0)
     logits = unit((targets, predictions)[rows]) @ unit((targets, predictions)[columns]).T / 0.1
     losses = []
     for i in range(9):
-        negatives = [k for k in range(9) if k != i and groups[columns, k] == groups[rows, i]]
+        fits = (groups[columns] == groups[rows, i]) | (groups[columns] == -1) | (groups[rows, i] == -1)
+        negatives = [k for k in range(9) if k != i and fits[k]]
         losses.append(logits[i, [i, *negatives]].logsumexp(0) - logits[i, i])
     loss = info_nce(targets, predictions, 0.1, anchor=anchor, groups=(groups[0], groups[1]))
     torch.testing.assert_close(loss, torch.stack(losses).mean())
@@ -110,7 +122,7 @@ def test_the_group_of_a_target_is_that_of_the_neighbor_if_it_is_used(views):
 
 
 def test_negatives_from_the_queue_are_those_of_the_own_group(views):
-    groups = torch.tensor([0, 0, 0, 1, 1, 1, 0, 1])
+    groups = torch.tensor([0, 0, -1, 1, 1, 1, 0, -1])
     support = SupportSet(4, D)
     support.enqueue(torch.randn(2, D), torch.tensor([6, 7]))  # the other two rows are those of sample 0 at first
     support.ids[2:] = torch.tensor([0, 3])
@@ -123,7 +135,11 @@ def test_negatives_from_the_queue_are_those_of_the_own_group(views):
             similarity = (unit(one[i]) @ support.queue.T).masked_fill(own, -torch.inf)
             nn = int(similarity.argmax())
             negatives = [
-                row for row in range(4) if row != nn and not own[row] and groups[support.ids[row]] == groups[i]
+                row
+                for row in range(4)
+                if row != nn
+                and not own[row]
+                and groups[support.ids[row]] in (groups[i], *((0, 1, -1) if groups[i] < 0 else (-1,)))
             ]
             logits = unit(other[i]) @ support.queue[[nn, *(row for row in negatives if row != nn)]].T / 0.1
             losses.append(logits.logsumexp(0) - logits[0])

@@ -1,6 +1,7 @@
 """Recipes are the paper's, tables are the paper's, and `auto` decides by data and device."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -169,6 +170,7 @@ def test_auto_keeps_the_input_and_the_heads_of_an_encoder(now, expected, words):
     assert {name: getattr(chosen, name) for name in expected} == expected
     assert words in " ".join(why)
     assert "7,000" in " ".join(why)
+    assert not re.search(r"\b1 (images|minutes|steps)\b", " ".join(why))
     given, _ = find_recipe("auto").with_settings(["image_size=64", "method=nnclr"]).choose(situation)
     assert (given.image_size, given.eval_size, given.method) == (64, 128, "nnclr")
 

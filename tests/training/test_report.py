@@ -65,6 +65,19 @@ def test_several_runs_are_drawn_together(run, photos, tmp_path):
         write_report([tmp_path / "nothing"], tmp_path / "x.html")
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "null"])
+def test_the_report_shows_that_a_run_diverged(run, tmp_path, number):
+    about = json.loads((run / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({key: value for key, value in about.items() if key != "verdict"}))
+    (tmp_path / "log.jsonl").write_text(
+        (run / "log.jsonl").read_text()
+        + f'{{"step": 99, "epoch": 3, "loss": {number}, "rankme": {number}, "knn20/photos": {number}}}\n'
+    )
+    shown = write_report([tmp_path], tmp_path / "report.html").read_text().partition("Settings")[0]
+    assert "step 99" in shown
+    assert not re.search(r"\bnan\b|\binf\b|None", shown)
+
+
 HEALTHY = {"loss": 3.0, "z_std": 0.98, "rankme": 60.0, "nn_distinct": 0.8, "nn_similarity": 0.9, "queue_fill": 1.0}
 
 

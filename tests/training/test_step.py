@@ -18,6 +18,7 @@ from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.step import Stepper
+from training.verdict import symptoms
 
 
 def run(photos, out, *settings):
@@ -210,6 +211,8 @@ def test_a_weight_that_is_not_finite_never_replaces_a_good_checkpoint(photos, tm
         run(photos, tmp_path / "run", "epochs=2", "checkpoint_every=1", "optimizer=sgd")
     assert load_checkpoint(tmp_path / "run")["step"] == 7
     assert all(value.isfinite().all() for value in weights(tmp_path / "run").values())
+    assert list(symptoms(read_log(tmp_path / "run"), 14)) == ["diverged"]
+    assert "step 14" in (tmp_path / "run" / "report.html").read_text().partition("Settings")[0]
 
 
 def test_sizes_that_are_too_large_are_reduced_and_reported(photos, tmp_path, capsys):

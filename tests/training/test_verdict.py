@@ -14,6 +14,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.hub.registry import default_model
+from nnclr_hub.publish.export import export_model
 from nnclr_hub.table_rows import LabelTable
 from training import ablate
 from training.callbacks import Callback
@@ -184,6 +185,54 @@ def test_auto_starts_from_the_free_starter_and_keeps_its_input_and_heads(photos,
     assert "cc-by-4.0" in printed
     assert "too few" in printed
     assert verdict_of(done).scores[FREE_STARTER] > 0.5
+
+
+def auto_from(parent, photos, out, labels=None, callbacks=()) -> Verdict:
+    """Run a few steps of `auto` from an encoder."""
+    settings = ["epochs=0.3", "batch_size=8", "image_size=32", "pack_size=32", "precision=fp32"]
+    done = pretrain(
+        "auto", [photos], out, settings=settings, init=str(parent), labels=labels, callbacks=callbacks, console=QUIET
+    )
+    return verdict_of(done)
+
+
+def fingerprint(folder) -> str:
+    return load_encoder(folder, device="cpu").fingerprint
+
+
+@pytest.mark.parametrize("labeled", [True, False])
+def test_auto_keeps_the_encoder_that_it_does_not_improve(photos, flat, model, tmp_path, labeled):
+    """Labels show it; without labels, so few steps have never helped."""
+    verdict = auto_from(model, photos if labeled else flat[0], tmp_path / "run", callbacks=[Forget()])
+    assert (verdict.kept, bool(verdict.scores)) == (str(model), labeled)
+    assert fingerprint(tmp_path / "run" / "encoder") == fingerprint(model)
+    assert fingerprint(tmp_path / "run" / "trained") != fingerprint(model)
+    export(tmp_path / "run", tmp_path / "kept")
+    assert fingerprint(tmp_path / "kept") == fingerprint(model)
+    if labeled:
+        with pytest.raises(InvalidRequest):
+            export(tmp_path / "run" / "trained", tmp_path / "worse")
+
+
+def test_auto_changes_an_encoder_that_it_improves(photos, tmp_path):
+    class Succeed(Callback):
+        def on_step(self, run, result):
+            run.learner.backbone.load_state_dict(good.backbone.state_dict())
+
+    good, bad = (load_encoder(FREE_STARTER, device="cpu", backend="torch") for _ in range(2))
+    for parameter in bad.backbone.parameters():
+        parameter.data.zero_()
+    parent = export_model(
+        bad.backbone,
+        tmp_path / "parent",
+        architecture="resnet18",
+        preprocessing=bad.transform.preprocessing,
+        graph=False,
+    )
+    verdict = auto_from(parent, photos, tmp_path / "run", callbacks=[Succeed()])
+    assert (verdict.learned, verdict.kept) == (True, "")
+    assert fingerprint(tmp_path / "run" / "encoder") == good.fingerprint
+    assert not (tmp_path / "run" / "trained").exists()
 
 
 @pytest.mark.parametrize("how", ["none", "network"])

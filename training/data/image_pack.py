@@ -292,7 +292,7 @@ def _decode(
             pixels.write(bytes(max(width for _, width, *_ in shapes) * channels))  # see `PackedPixels._gather`
     if not kept:
         shutil.rmtree(half)
-        raise NoImages(f"None of the {len(paths)} images can be read; the first error: {broken[0][1]}")
+        raise NoImages(f"No image can be read; the first error: {broken[0][1]}")
     table = np.array(shapes, np.int64)
     for name, values in (("stored", table[:, :2]), ("sizes", table[:, 2:]), ("kept", np.array(kept, np.int64))):
         np.save(half / f"{name}.npy", values)

@@ -26,6 +26,7 @@ from nnclr_hub.hub.sources import split_reading
 from nnclr_hub.images.labels import first_names
 from nnclr_hub.images.listing import is_packed
 from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.plural import counted
 from nnclr_hub.probe.uncertainty import confidence_interval
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
@@ -302,7 +303,7 @@ class _EvalRun:
             intervals={key: confidence_interval(one) for key, one in each.items()},
             left_out=[
                 *task.left_out,
-                *([f"{len(unread)} files cannot be read: {first_names(unread)}"] if unread else []),
+                *([f"{counted(len(unread), 'file')} cannot be read: {first_names(unread)}"] if unread else []),
             ],
             seconds=round(time.perf_counter() - began, 3),
             made=[str(folder) for folder in getattr(subject, "made", [])],

@@ -68,7 +68,7 @@ def task_features(task: Task, source: FeatureSource, progress: Callable[[str], B
             return PartFeatures(found.raw, part.labels)
         good = np.setdiff1d(np.arange(len(part.paths)), list(found.broken))
         if not len(good):
-            raise NoImages(f"None of the {len(part.paths)} images can be read; the first is {part.paths[0]}.")
+            raise NoImages(f"No image can be read; the first is {part.paths[0]}.")
         broken = tuple((str(part.paths[i]), reason) for i, reason in sorted(found.broken.items()))
         return PartFeatures(np.asarray(found.raw[good]), part.labels[good], broken)
 

@@ -47,6 +47,7 @@ from nnclr_hub.errors import ImageError, InvalidRequest, NoImages, TrainingDiver
 from nnclr_hub.hub.sources import split_appended
 from nnclr_hub.images.decode import decode_image
 from nnclr_hub.images.reading import ImageReading
+from nnclr_hub.plural import counted
 from nnclr_hub.progress import bar
 from nnclr_hub.publish.export import export_model
 from nnclr_hub.publish.provenance import parent_record
@@ -202,7 +203,7 @@ def _listed(train: Part, table: Path) -> np.ndarray:
         raise InvalidRequest(f"{table} names none of the training images, such as {train.paths[0].name}.")
     if missing := names - {train.paths[i].name for i in chosen}:
         raise InvalidRequest(
-            f"{table} names {len(missing)} files that are not training images, such as {min(missing)}."
+            f"{table} names {counted(len(missing), 'file')} outside of the training images, such as {min(missing)}."
         )
     return chosen
 
@@ -434,7 +435,7 @@ def _train(
                         f"Stopped in epoch {epoch + 1} of {plan.epochs}; the same command continues with that epoch."
                     )
             if not seen:
-                raise NoImages(f"None of the {len(part.paths)} images can be read; the first is {part.paths[0]}.")
+                raise NoImages(f"No image can be read; the first is {part.paths[0]}.")
             epoch += 1
             resumable = optimizer.state_dict() if epoch < plan.epochs else None  # the last one is only for its weights
             state = {"model": model.state_dict(), "optimizer": resumable, "epoch": epoch}

@@ -21,6 +21,7 @@ from nnclr_hub.hub.layout import HELD_OUT, VALIDATION
 from nnclr_hub.images.labels import LabeledImages, find_table, first_names, read_from_table, read_labeled, read_splits
 from nnclr_hub.images.listing import is_packed, splits_in
 from nnclr_hub.images.source import Source, file_key
+from nnclr_hub.plural import counted
 from nnclr_hub.probe.cross_validation import stratified_folds
 from nnclr_hub.table_rows import LabelTable
 
@@ -151,7 +152,7 @@ def read_task(folder: str | Path, *, metric: str | None = None, labels: LabelTab
     parts, left_out = {}, []
     for part, images in every.items():
         if without := len(images.paths) - len(images.labeled.paths):
-            left_out.append(f"{folder.name}/{part}: {without} images without a label are left out")
+            left_out.append(f"{folder.name}/{part} leaves out {counted(without, 'image')} without a label")
         parts[part], notes = _known(images.labeled, classes, f"{folder.name}/{part}")
         left_out += notes
     numbers = parts[scored].labels
@@ -175,7 +176,7 @@ def _known(
     unknown = set(images.classes) - set(classes)
     kept = images.keep([i for i, labels in enumerate(images.labels) if not set(labels) & unknown])
     number, names = len(images.paths) - len(kept.paths), first_names(sorted(unknown))
-    note = f"{where}: {number} images of classes missing from {lacking} ({names}) are left out"
+    note = f"{where} leaves out {counted(number, 'image')} of classes missing from {lacking} ({names})"
     return Part(kept.paths, kept.numbers(classes)), [note] * bool(unknown)
 
 

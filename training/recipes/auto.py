@@ -139,7 +139,7 @@ class Auto(Recipe):
             when = "are planned"
             if now.minutes:  # a run on a GPU, or with a given number of epochs, is not planned for the time
                 fits = not now.on_gpu and "epochs" not in self.fixed
-                when = ("fit" if fits else "are planned, or as many as fit") + f" into {now.minutes:g} minutes"
+                when = ("fit" if fits else "are planned, or as many as fit") + f" into {_in_words(now.minutes)}"
             why += _prospects(now.start, steps, chosen.batch_size, when)
         return chosen, why
 
@@ -159,8 +159,8 @@ def _on_cpu(now: Situation, given: int | None) -> tuple[Recipe, list[str]]:
         )
     if size < wanted:
         why.append(
-            f"{wanted} pixels would keep the texture, but {now.minutes:g} minutes are too short for them; with more "
-            f"time, use --set image_size={wanted}."
+            f"{wanted} pixels would keep the texture, but the time is too short for them "
+            f"({_in_words(now.minutes or 0)}); with more time, use --set image_size={wanted}."
         )
     steps = _steps(now, size)
     return dataclasses.replace(
@@ -209,9 +209,14 @@ def _from_encoder(now: Situation, start: Start) -> Recipe:
     return dataclasses.replace(from_encoder, **start.settings)
 
 
+def _in_words(minutes: float) -> str:
+    return "1 minute" if minutes == 1 else f"{minutes:g} minutes"
+
+
 def _prospects(start: Start, steps: int, batch: int, when: str) -> list[str]:
     seen = f"; {start.source} has seen at least {start.seen:,} images" if start.seen else ""
-    sentences = [f"about {steps:,} steps of {batch} images {when}: {steps * batch:,} images at most{seen}."]
+    about = f"about {steps:,} steps" if steps > 1 else "a single step"
+    sentences = [f"{about} of {batch} images {when}: {steps * batch:,} images at most{seen}."]
     if steps < HELPFUL_STEPS:
         sentences.append(
             f"These are too few to improve on {start.source} (fewer than {HELPFUL_STEPS} steps): use it as it is, or "
