@@ -65,7 +65,7 @@ export function drop(info, redraw) {
 
 /**
  * Fields for a folder of the server, and what adds it to a collection.
- * @returns {Promise<{fields: Node[], add: (collection: string) => Promise<any>, name: () => string}>}
+ * @returns {Promise<{fields: Node[], action: string, add: (collection: string) => Promise<any>, name: () => string}>}
  */
 async function folderFields() {
   const {source_folders: names} = await rest('GET', 'session');
@@ -80,6 +80,7 @@ async function folderFields() {
     'The server reads no folder yet. Start it with NNCLR_SOURCE_FOLDERS=\'["/home/me/photos"]\'.',
   );
   return {
+    action: names.length ? 'Add' : '',
     name: () => folder.value.split('/').filter(Boolean).at(-1) ?? source.value,
     add: collection =>
       rest('POST', path(collection, 'index'), {
@@ -99,8 +100,8 @@ async function folderFields() {
 
 /** @param {import('./api.js').Collection} info */
 export async function serverFolder(info) {
-  const {fields, add} = await folderFields();
-  ask(`Add a folder of the server to ${info.name}`, 'Add', fields, async () => {
+  const {fields, action, add} = await folderFields();
+  ask(`Add a folder of the server to ${info.name}`, action, fields, async () => {
     await add(info.name);
     say('The folder is added by a job.');
   });
@@ -108,12 +109,12 @@ export async function serverFolder(info) {
 
 /** Make a collection of a folder that the server reads, with a map. */
 export async function newFromFolder() {
-  const {fields, add, name} = await folderFields(),
+  const {fields, action, add, name} = await folderFields(),
     {
       data: [first],
     } = await rest('GET', '../../v1/models'),
     bar = jobBar('Adding the folder');
-  ask('A folder of this computer', 'Add', [...fields, bar.element], async () => {
+  ask('A folder of this computer', action, [...fields, bar.element], async () => {
     const collection = await createCollection(name(), first.id, 'auto');
     await bar.follow((await add(collection)).id);
     await rest('POST', path(collection, 'inspections'), {json: {write_fields: true}, noted: true});

@@ -28,6 +28,7 @@ export async function showCollections(main, session) {
   let left = false;
   const draw = async () => {
     const [, {aliases}] = await Promise.all([session.changed(), rest('GET', 'aliases')]);
+    if (left) return;
     for (const name of samples.keys()) if (!session.collections.some(one => one.name === name)) samples.delete(name);
     list.replaceChildren(
       ...session.collections.map(one =>
@@ -39,6 +40,10 @@ export async function showCollections(main, session) {
         ),
       ),
     );
+    const text = session.collections.length
+      ? 'Drop on a collection to add to it, elsewhere to make a new one'
+      : 'Drop to make a collection';
+    if (session.canWrite) onDrop({text, take: drop});
     if (!session.collections.length)
       list.replaceChildren(session.canWrite ? firstVisit(fill, draw) : make('p.empty', 'There is no collection yet.'));
   };
@@ -70,7 +75,6 @@ export async function showCollections(main, session) {
       info = session.collections.find(one => one.name === own);
     info ? addFiles(info, files) : fill(files);
   };
-  if (session.canWrite) onDrop({text: 'Drop on a collection to add to it, elsewhere to make a new one', take: drop});
   const redraw = () => {
     draw();
   };

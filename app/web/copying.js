@@ -33,13 +33,13 @@ export async function createCollection(name, model, vectors) {
 /**
  * A form in a dialog that stays open, with the reason, if its action fails.
  * @param {string} title
- * @param {string} action text of its button
+ * @param {string} action text of its button; '' for a text that offers none
  * @param {(string | Node)[]} content
  * @param {() => Promise<void>} act
  */
 export function ask(title, action, content, act) {
   const problem = make('p', {role: 'alert'}),
-    go = make('button.button.strong', action);
+    go = make('button.button.strong', {hidden: !action}, action);
   const dialog = openDialog(
     title,
     make(

@@ -116,6 +116,8 @@ function resultOf({kind, params, result, truncated}) {
     removed,
     errors_count: refused,
     items,
+    seq: _,
+    fields_seq: __,
     ...rest
   } = /** @type {Record<string, any>} */ (result ?? params);
   const parts = [

@@ -140,7 +140,7 @@ class Probe {
     return make('div.stack', [
       top1 === undefined
         ? ''
-        : make('p.verdict', [
+        : make('p', [
             `Right on ${(100 * top1).toFixed(0)}% of ${count(probe.held_out, 'held-out image')}; ` +
               `with 95% certainty between ${low}% and ${high}%.`,
           ]),
