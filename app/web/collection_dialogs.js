@@ -1,7 +1,7 @@
 // The dialogs of the page Collections.
-import {path, rest} from './api.js';
-import {ask, copy, createCollection, targets} from './copying.js';
-import {button, count, iconButton, make, openDialog, say} from './dom.js';
+import {pages, path, rest} from './api.js';
+import {copy, createCollection, targets} from './copying.js';
+import {ask, button, count, iconButton, make, openDialog, progressBar, say} from './dom.js';
 import {jobBar} from './jobs.js';
 
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
@@ -147,26 +147,14 @@ export async function manage(info, aliases, collections, redraw) {
   };
   const name = make('input', {maxlength: 128, value: info.name, 'aria-label': 'Name'});
   const into = make('select', {'aria-label': 'Merge into'}, targets(info, collections)),
-    progress = make('progress', {max: info.count, value: 0, hidden: true, 'aria-label': 'Merging'});
+    progress = progressBar('Merging', info.count);
   /** Move all items, then delete what is empty. */
   const merge = async () => {
     progress.hidden = false;
-    let cursor = null,
-      done = 0;
-    do {
-      const page = await rest('GET', `${own}/items`, {query: {limit: 5000, cursor}});
-      await copy(
-        info.name,
-        page.items.map((/** @type {any} */ one) => one.id),
-        into.value,
-        false,
-        sent => {
-          progress.value = done + sent;
-        },
-      );
-      done += page.items.length;
-      cursor = page.cursor;
-    } while (cursor !== null);
+    for await (const {items} of pages(`${own}/items`, {limit: 5000})) {
+      const ids = items.map((/** @type {any} */ one) => one.id);
+      await copy(info.name, ids, into.value, false, progress);
+    }
     await rest('DELETE', own, {noted: true});
     say(`${info.name} is now part of ${into.value}.`);
   };

@@ -2,7 +2,7 @@
 import {ROOT, imageUrl, path, rest} from './api.js';
 import {create, drop, manage, newFromFolder, serverFolder} from './collection_dialogs.js';
 import {createCollection} from './copying.js';
-import {button, count, make, say, sayError} from './dom.js';
+import {button, count, make, repeat, say, sayError} from './dom.js';
 import {onDrop} from './drops.js';
 import {jobList, timeOf} from './jobs.js';
 import {IMPORTED, addFiles, cutOff, importFile, shown} from './uploads.js';
@@ -75,9 +75,6 @@ export async function showCollections(main, session) {
       info = session.collections.find(one => one.name === own);
     info ? addFiles(info, files) : fill(files);
   };
-  const redraw = () => {
-    draw();
-  };
   const backup = () => rest('POST', 'store/backups', {noted: true}).then(() => say('The backup runs as a job.'));
   await Promise.all([draw(), jobs.draw().catch(sayError)]); // all is there when the page appears, so nothing moves
   const {most, used} = session.originals;
@@ -109,19 +106,15 @@ export async function showCollections(main, session) {
       jobs.element,
     ]),
   );
-  addEventListener('uploads', redraw);
-  const poll = async () => {
-    if (left) return;
-    await jobs.draw().catch(sayError);
-    setTimeout(poll, POLL_MS);
-  };
-  setTimeout(poll, POLL_MS);
+  addEventListener('uploads', draw);
+  const stop = repeat(POLL_MS, jobs.draw);
   return {
     go: () => {},
     leave: () => {
       left = true;
+      stop();
       onDrop(null);
-      removeEventListener('uploads', redraw);
+      removeEventListener('uploads', draw);
     },
   };
 }

@@ -117,11 +117,7 @@ function table(name, {scores, labels, images, conclusion, field}, current, serve
         one.source === current
           ? 'in use'
           : canWrite && served.includes(one.source)
-            ? make(
-                'button.button',
-                {type: 'button', 'aria-label': `Use ${one.source}`, onclick: use(one.source)},
-                'Use',
-              )
+            ? make('button.button', {'aria-label': `Use ${one.source}`, onclick: use(one.source)}, 'Use')
             : '',
       ]),
     ]),

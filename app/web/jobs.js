@@ -71,7 +71,6 @@ function jobLine({id, kind, params, created}, canWrite) {
   const toggle = make(
     'button.plain',
     {
-      type: 'button',
       'aria-expanded': 'false',
       onclick: async () => {
         const shown = toggle.getAttribute('aria-expanded') === 'true';

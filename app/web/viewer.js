@@ -275,15 +275,9 @@ class ItemViewer extends HTMLElement {
         make('dt', {title: key}, nameOf(key)),
         make('dd', [
           facets.has(key) && typeof value === 'string'
-            ? make(
-                'button.plain',
-                {
-                  type: 'button',
-                  title: `Show images with this ${key}`,
-                  onclick: () => filterBy(key, value),
-                },
-                [explorer.rows.text(value)],
-              )
+            ? make('button.plain', {title: `Show images with this ${key}`, onclick: () => filterBy(key, value)}, [
+                explorer.rows.text(value),
+              ])
             : typeof value === 'object'
               ? JSON.stringify(value)
               : String(value),
@@ -305,14 +299,10 @@ class ItemViewer extends HTMLElement {
           title = explorer.rows.title(found);
         const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
         return make('li', [
-          make(
-            'button',
-            {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},
-            [
-              make('img', {src: explorer.rows.thumbnail(found), alt: ''}),
-              ...scores.flatMap(text => [' ', make('span', text)]),
-            ],
-          ),
+          make('button', {'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)}, [
+            make('img', {src: explorer.rows.thumbnail(found), alt: ''}),
+            ...scores.flatMap(text => [' ', make('span', text)]),
+          ]),
         ]);
       }),
     );
