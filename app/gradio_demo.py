@@ -2,7 +2,8 @@
 
     nnclr serve --store nnclr-store --gradio-port 8001
 
-It runs in a separate process. Its main events are also endpoints for `gradio_client`: `/search`, `/attention` and
+It runs in a separate process. Each act opens when a page is loaded, so the store may be empty before, and an act that
+cannot be shown says why in its tab. The main events are also endpoints for `gradio_client`: `/search`, `/attention` and
 `/predict`.
 """
 
@@ -10,10 +11,12 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
-from collections.abc import Callable
-from contextlib import suppress
-from functools import wraps
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -27,72 +30,85 @@ from fastapi import FastAPI
 from PIL import Image, ImageEnhance, ImageOps
 
 from nnclr_hub.client import Client
+from nnclr_hub.client.remote import RemoteCollection
 from nnclr_hub.encoder.attention import Point
-from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.encoder.embedder import ImageLike
+from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NoImages
 from nnclr_hub.store.base import Match
 from nnclr_hub.workbench import Example, SearchQuery
 
-K, SHOWN = 23, 24  # neighbors, and images of the collection
+log = logging.getLogger(__name__)
+K = 23  # neighbors
 SAME = 0.9  # least score of an image with its own thumbnail
 PARTS = 6  # images in which a part is looked for
 EPOCHS = 6  # checkpoints whose neighbors are shown
 START_S, FIT_S = 600.0, 120.0  # for a server to load, and for a probe
 GRACE_S = 5  # for open pages at the end
-FIELD = "label"
-PLAIN: dict[str, Any] = {"show_label": False, "height": "max-content", "object_fit": "contain", "allow_preview": False}
+FIELD, PROBE = "label", "demo"
+Gallery = partial(
+    gr.Gallery, type="pil", show_label=False, height="max-content", object_fit="contain", allow_preview=False
+)
 # as many columns as fit; those of a number of columns are cut off on a phone
 CSS = ".flow .grid-container { grid-template-columns: repeat(auto-fill, minmax(135px, 1fr)) !important }"
-INTRO = """# nnclr_hub
-NNCLR learns image encoders from unlabeled images: what is near in its vectors looks alike. Click an image to see its
-nearest neighbors in **{collection}** ({count:,} images). Encoder: {model}.
-"""
+EMPTY = "The store has no images yet. Add some with the web app or `nnclr index FOLDER`, then reload this page."
+BARE = "The first items of {name} have no images, only vectors. Fill a collection with `nnclr index FOLDER`."
+SINGLE = "The collection has one image, and a positive is another one. Add images, then reload this page."
+INTRO = """NNCLR learns image encoders from unlabeled images: what is near in its vectors looks alike. Click an image to
+see its nearest neighbors in **{info.name}** ({info.count:,} images). Encoder: {info.spec.model}."""
+LOOK = "What the encoder looks at. Click a part of the image to see the same part in the nearest images."
 STORY = """A contrastive method pulls two augmented views of **one** image together. NNCLR replaces one view by its
 **nearest neighbor** in a support set of earlier images, so the encoder also learns what different images share.
-Here, this collection is the support set.
-"""
+Here, this collection is the support set."""
 EVOLUTION = "The neighbors that the training of **{run}** used as positives: first they share colors, then kinds."
+CLASSES = "The class of an image, by a linear probe that was fitted on the labels of the collection."
 
 Shown = list[tuple[Image.Image, str]]
+Event = Callable[..., Any]
 
 
 class Demo:
-    """What the events do, on one collection of a server, whose folder of training runs may be given."""
+    """What the events do, with the largest collection of a server and the newest run of a folder, if one is given."""
 
-    def __init__(self, client: Client, collection: str, runs: Path | None = None) -> None:
-        self.client = client
-        self.collection = client.collection(collection)
-        self.info = self.collection.info()
-        self.items = self.collection.scroll(limit=SHOWN, with_vector=False).items
-        self.first = self.image(self.items[0].id)
-        self.probe = self._fitted_probe()
+    def __init__(self, client: Client, runs: Path | None = None) -> None:
+        self.client, self.runs = client, runs
         self.rng = np.random.default_rng(0)
-        files = sorted(runs.rglob("neighbors.jsonl"), key=lambda path: path.stat().st_mtime) if runs else []
-        self.neighbors = files[-1] if files else None  # of the newest run
+        self.fitting = threading.Lock()
 
-    def image(self, id: str) -> Image.Image:
-        return Image.open(BytesIO(self.collection.thumbnail(id))).convert("RGB")
+    def collection(self) -> RemoteCollection:
+        """Return the largest collection. Each event asks the server, whose first images may come later."""
+        largest = max(self.client.store.list(), key=lambda info: info.count, default=None)
+        if largest is None or largest.count == 0:
+            raise NoImages(EMPTY)
+        return self.client.collection(largest.name)
 
-    def search(self, file: str) -> tuple[Shown, list[str]]:
-        """Return the nearest neighbors of an image file, and their ids."""
-        return self._shown(self._search(Example(image=Path(file).read_bytes())))
+    def first(self) -> Image.Image:
+        """Return the first image of the collection; wait for a server that is starting."""
+        self.client.ready(wait=START_S)
+        collection = self.collection()
+        items = collection.scroll(limit=K, with_vector=False).items
+        for jpeg in filter(None, collection.thumbnails([item.id for item in items])):
+            return _tile(jpeg)
+        raise NoImages(BARE.format(name=collection.name))
 
-    def select(self, ids: list[str], event: gr.SelectData) -> tuple[Shown, list[str]]:
-        """Return the neighbors of the image that was clicked, and their ids."""
-        return self.similar(ids[int(event.index)])
+    def introduction(self) -> tuple[str, Shown]:
+        first = self.first()
+        return INTRO.format(info=self.collection().info()), self.search(first)
 
-    def similar(self, id: str) -> tuple[Shown, list[str]]:
-        """Return an item with its nearest neighbors, and their ids."""
-        [item] = self.collection.get([id])
-        return self._shown([Match(id, 1.0, item.metadata), *self._search(Example(id=id))])
+    def search(self, image: ImageLike) -> Shown:
+        """Return the nearest neighbors of an image or a file."""
+        return self._shown(self._search(image))
+
+    def select(self, shown: Shown, event: gr.SelectData) -> Shown:
+        """Return the neighbors of the image that was clicked."""
+        return self.search(shown[int(event.index)][0])
 
     def attention(self, image: Image.Image, point: Point | None = None) -> tuple[Image.Image, list[Image.Image]]:
-        """Return what the encoder attends to in an image; for a point in pixels also the same part of six others."""
-        data, name = _png(image), self.collection.name
-        own: Any = self.client.attention(data, point, collection=name)
-        if point is None:
-            return own.overlay(), []
-        others = [_png(self.image(one.id)) for one in self._others(image, image)[:PARTS]]
-        maps: Any = self.client.attention(data, point, others, collection=name)
+        """Return what the encoder looks at: in an image or for a point in pixels, and the same part of six others."""
+        collection = self.collection()
+        own: Any = self.client.attention(image, point, collection=collection.name)
+        others = collection.thumbnails([one.id for one in self._others(image, image)[:PARTS]])
+        part, targets = point or Point(image.width / 2, image.height / 2), [jpeg for jpeg in others if jpeg]
+        maps: Any = self.client.attention(image, part, targets, collection=collection.name) if targets else []
         return own.overlay(), [one.overlay() for one in maps]
 
     def point(self, image: Image.Image, event: gr.SelectData) -> tuple[Image.Image, list[Image.Image]]:
@@ -101,7 +117,7 @@ class Demo:
 
     def predict(self, image: Image.Image) -> dict[str, float]:
         """Return the probabilities of the most probable classes."""
-        [found] = self.client.probes.predict(self.probe or "", [_png(image)])
+        [found] = self.client.probes.predict(self._fitted_probe(), [image])
         if isinstance(found, NNCLRHubError):
             raise found
         return {str(label): share for label, share in found.top}
@@ -111,103 +127,97 @@ class Demo:
         size, side = np.array(image.size), self.rng.uniform(0.4, 0.9, 2)
         corner = self.rng.random(2) * (1 - side)
         box = (*(size * corner), *(size * (corner + side)))
-        view = image.convert("RGB").transform(image.size, Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
+        view = image.transform(image.size, Image.Transform.EXTENT, box, Image.Resampling.BILINEAR)
         if self.rng.random() < 0.5:
             view = ImageOps.mirror(view)
         for change in (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color):
             view = change(view).enhance(self.rng.uniform(0.6, 1.4))
-        nearest = self._others(view, image)[0]
-        return [(view, "augmented view"), (self.image(nearest.id), "its positive: the neighbor")]
+        for neighbor, _ in self._shown(self._others(view, image)[:1]):
+            return [(view, "augmented view"), (neighbor, "its positive")]
+        raise InvalidRequest(SINGLE)
 
-    def evolution(self, file: Path) -> Shown:
+    def evolution(self) -> tuple[str, gr.Gallery]:
         """Return an image of a run with its neighbors in the support set, at its first to its last checkpoint."""
-        lines = [json.loads(line) for line in file.read_text().splitlines()]
-        shown = []
-        for place in np.unique(np.linspace(0, len(lines) - 1, EPOCHS).round().astype(int)):
-            thumbnails, epoch = lines[place]["thumbnails"], f"epoch {lines[place]['epoch']:g}"
-            for number in (lines[place]["queries"][0], *lines[place]["neighbors"][0]):
-                jpeg = thumbnails.get(str(number))  # an initial random row of the support set has no image
-                tile = Image.open(BytesIO(base64.b64decode(jpeg))) if jpeg else Image.new("RGB", (56, 56), "gray")
-                shown.append((tile, epoch))
-                epoch = ""
-        return shown
+        files = sorted((self.runs or Path()).rglob("neighbors.jsonl"), key=lambda path: path.stat().st_mtime)
+        lines = files[-1].read_text().split("\n")[:-1] if files else []  # a run may be writing another one
+        if not lines:
+            raise InvalidRequest("No training run has recorded its neighbors yet.")
+        places = np.unique(np.linspace(0, len(lines) - 1, EPOCHS).round().astype(int))
+        tiles, columns = [], 0
+        for line in (json.loads(lines[place]) for place in places):
+            numbers = [line["queries"][0], *line["neighbors"][0]]
+            jpegs = [line["thumbnails"].get(str(number)) for number in numbers]  # none of an initial random row
+            captions, columns = [f"epoch {line['epoch']:g}"] + [""] * len(jpegs), len(jpegs)
+            tiles += [(_tile(base64.b64decode(jpeg or "")), text) for jpeg, text in zip(jpegs, captions, strict=False)]
+        return EVOLUTION.format(run=files[-1].parent.name), gr.Gallery(tiles, columns=columns)
 
-    def _fitted_probe(self) -> str | None:
-        """Return a probe of the collection's encoder, fitted now if there is none; None if that is impossible."""
-        own = self.info.spec.fingerprint
-        with suppress(NNCLRHubError):  # there are too few labels, or the server is read-only
-            known = [one.name for one in self.client.probes.list() if one.fingerprint == own]
-            if known:
-                return known[0]
-            job = self.client.probes.fit("demo", collection=self.collection.name, field=FIELD)
+    def _fitted_probe(self) -> str:
+        """Return a probe of the collection's encoder; fit it if there is none."""
+        collection = self.collection()
+        with self.fitting:
+            for one in self.client.probes.list():
+                if one.fingerprint == collection.spec.fingerprint:
+                    return one.name
+            job = self.client.probes.fit(PROBE, collection=collection.name, field=FIELD, replace=True)
             self.client.jobs.wait(job.id, timeout=FIT_S)
-            return "demo"
-        return None
+            return PROBE
 
-    def _search(self, example: Example) -> list[Match]:
-        return self.collection.search(SearchQuery([example], k=K))
+    def _search(self, image: ImageLike) -> list[Match]:
+        return self.collection().search(SearchQuery([Example(image=image)], k=K))
 
     def _others(self, query: Image.Image, image: Image.Image) -> list[Match]:
         """Return the neighbors of a query without the item that has the pixels of an image."""
-        own = [one.id for one in self._search(Example(image=_png(image)))[:1] if one.score > SAME]
-        return [one for one in self._search(Example(image=_png(query))) if one.id not in own]
+        own = [one.id for one in self._search(image)[:1] if one.score > SAME]
+        return [one for one in self._search(query) if one.id not in own]
 
-    def _shown(self, matches: list[Match]) -> tuple[Shown, list[str]]:
+    def _shown(self, matches: list[Match]) -> Shown:
         names = [one.metadata.get(FIELD, one.metadata.get("path", one.id)) for one in matches]
         captions = [f"{name} {one.score:.2f}" for name, one in zip(names, matches, strict=True)]
-        ids = [one.id for one in matches]
-        return list(zip(map(self.image, ids), captions, strict=True)), ids
+        jpegs = self.collection().thumbnails([one.id for one in matches])
+        return list(zip(map(_tile, jpegs), captions, strict=True))
 
 
 def build(demo: Demo) -> gr.Blocks:
     """Return the demo's page; each act opens with an image and an answer."""
-    first = demo.first
-    shown, ids = demo.similar(demo.items[0].id)
-    looks, same = demo.attention(first, Point(first.width / 2, first.height / 2))
     with gr.Blocks(title="nnclr_hub", analytics_enabled=False) as page:
-        model = demo.info.spec.model
-        gr.Markdown(INTRO.format(collection=demo.collection.name, count=demo.info.count, model=model))
-        with gr.Tab("Nearest neighbors"):
-            state = gr.State(ids)
+        gr.Markdown("# nnclr_hub")
+        with gr.Tab("Neighbors"), _act(page, demo.introduction) as shown:
             query = gr.UploadButton("Search by your image", file_types=["image"], size="sm")
-            gallery = gr.Gallery(shown, elem_classes="flow", **PLAIN)
-            query.upload(_said(demo.search), query, [gallery, state], api_name="search")
-            gallery.select(_said(demo.select), state, [gallery, state], api_visibility="private")
-        with gr.Tab("Attention"):
+            shown += [Gallery(elem_classes="flow")]
+            query.upload(_said(demo.search), query, shown, api_name="search")
+            shown[0].select(_said(demo.select), shown, shown, api_visibility="private")
+        with gr.Tab("Attention"), _act(page, lambda: (LOOK, (own := demo.first()), *demo.attention(own))) as shown:
             with gr.Row():
-                source = gr.Image(first, type="pil", label="Click a part of the image")
-                attended = gr.Image(looks, label="Bright where the encoder looks", interactive=False)
-            gr.Markdown("The same part in the six nearest images:")
-            parts = gr.Gallery(same, elem_classes="flow", **PLAIN)
-            source.change(_said(demo.attention), source, [attended, parts], api_name="attention")
-            source.select(_said(demo.point), source, [attended, parts], api_visibility="private")
+                source = gr.Image(type="pil", label="An image")
+                attended = gr.Image(label="Bright where the encoder looks", interactive=False)
+            shown += [source, attended, Gallery(elem_classes="flow")]
+            source.input(_said(demo.attention), source, shown[1:], api_name="attention")
+            source.select(_said(demo.point), source, shown[1:], api_visibility="private")
         with gr.Tab("How NNCLR learns"):
-            gr.Markdown(STORY)
-            with gr.Row():
-                own = gr.Image(first, type="pil", label="An image", scale=1)
-                pair = gr.Gallery(demo.positive(first), columns=2, scale=2, **PLAIN)
-            gr.Button("Another view").click(_said(demo.positive), own, pair, api_visibility="private")
-            own.change(_said(demo.positive), own, pair, api_visibility="private")
-            if demo.neighbors:
-                gr.Markdown(EVOLUTION.format(run=demo.neighbors.parent.name))
-                tiles = demo.evolution(demo.neighbors)
-                gr.Gallery(tiles, columns=len(tiles) // sum(bool(epoch) for _, epoch in tiles), **PLAIN)
-        if demo.probe:
-            with gr.Tab("Probe"), gr.Row():
-                photo = gr.Image(first, type="pil", label="An image")
-                label = "Its class, by a linear probe on the labels of the collection"
-                classes = gr.Label(demo.predict(first), label=label, num_top_classes=5)
-                photo.change(_said(demo.predict), photo, classes, api_name="predict")
+            with _act(page, lambda: (STORY, (own := demo.first()), demo.positive(own))) as shown:
+                with gr.Row():
+                    source = gr.Image(type="pil", label="An image", scale=1)
+                    shown += [source, Gallery(columns=2, scale=2)]
+                again = gr.Button("Another view").click
+                gr.on([again, source.input], _said(demo.positive), source, shown[1], api_visibility="private")
+            if demo.runs:
+                with _act(page, demo.evolution) as shown:
+                    shown += [Gallery()]
+        with (
+            gr.Tab("Probe"),
+            _act(page, lambda: (CLASSES, (own := demo.first()), demo.predict(own))) as shown,
+            gr.Row(),
+        ):
+            shown += [gr.Image(type="pil", label="An image"), gr.Label(label="Its class", num_top_classes=5)]
+            shown[0].input(_said(demo.predict), *shown, api_name="predict")
     return page
 
 
 def serve(url: str, port: int, host: str, runs: Path | None = None) -> None:
     """Serve the demo of the largest collection until a signal arrives; the API may still be starting."""
-    client = Client(url, os.environ.get("NNCLR_API_KEY"))
-    client.ready(wait=START_S)
-    largest = max(client.store.list(), key=lambda info: info.count)
-    page = build(Demo(client, largest.name, runs)).queue(default_concurrency_limit=2, max_size=64)
-    theme = gr.themes.Default(primary_hue="orange", neutral_hue="slate")
+    demo = Demo(Client(url, os.environ.get("NNCLR_API_KEY")), runs)
+    page = build(demo).queue(default_concurrency_limit=2, max_size=64)
+    theme = gr.themes.Default(primary_hue="orange", neutral_hue="slate", font=["system-ui", "sans-serif"])
     served = gr.mount_gradio_app(
         FastAPI(), page, path="/", server_name=host, server_port=port, ssr_mode=False, theme=theme, css=CSS
     )
@@ -218,7 +228,26 @@ def serve(url: str, port: int, host: str, runs: Path | None = None) -> None:
     )
 
 
-def _said(event: Callable[..., Any]) -> Callable[..., Any]:
+@contextmanager
+def _act(page: gr.Blocks, opening: Event) -> Iterator[list[Any]]:
+    """Provide the list of the components that an act fills when a page is loaded; if that fails, its text says why."""
+    text, filled = gr.Markdown("Loading ..."), []
+    with gr.Column(visible=False) as body:
+        yield filled
+
+    def opened() -> dict[Any, Any]:
+        try:
+            said, *values = opening()
+        except Exception as error:  # whatever it is, the other acts stay
+            if not isinstance(error, NNCLRHubError):
+                log.exception("An act of the demo cannot be shown.")
+            return {text: f"This cannot be shown. {error}", body: gr.Column(visible=False)}
+        return {text: said, body: gr.Column(visible=True), **dict(zip(filled, values, strict=True))}
+
+    page.load(opened, None, [text, body, *filled], api_visibility="private")
+
+
+def _said(event: Event) -> Event:
     """Return the event, which shows the library's errors, and does nothing without an image."""
 
     @wraps(event)
@@ -231,7 +260,6 @@ def _said(event: Callable[..., Any]) -> Callable[..., Any]:
     return said
 
 
-def _png(image: Image.Image) -> bytes:
-    buffer = BytesIO()
-    image.convert("RGB").save(buffer, "PNG")
-    return buffer.getvalue()
+def _tile(jpeg: bytes | None) -> Image.Image:
+    """Return an image of bytes; a gray one for an item without an image."""
+    return Image.open(BytesIO(jpeg)).convert("RGB") if jpeg else Image.new("RGB", (56, 56), "gray")

@@ -3,7 +3,7 @@
 // A request that fails because the server is away waits until it is back and is sent again: a repeated write has the
 // effect of one. A request that the server refuses for now is repeated a few times. An ended session asks for the key,
 // then repeats the request.
-import {make, openDialog} from './dom.js';
+import {ask, make} from './dom.js';
 
 export const ROOT = new URL('.', document.baseURI);
 const KEPT = 30;
@@ -106,6 +106,20 @@ export async function rest(method, path, options = {}) {
     } else {
       return as === 'json' ? response.json() : as === 'blob' ? response.blob() : response.arrayBuffer();
     }
+  }
+}
+
+/**
+ * The pages of a list.
+ * @param {string} path @param {Record<string, any>} query @param {Options} [options]
+ * @returns {AsyncGenerator<any>}
+ */
+export async function* pages(path, query, options) {
+  for (let cursor = null; ;) {
+    const page = await rest('GET', path, {...options, noted: options?.noted && !cursor, query: {...query, cursor}});
+    yield page;
+    cursor = page.cursor;
+    if (cursor === null) return;
   }
 }
 
@@ -214,7 +228,6 @@ let signingIn = null;
 
 function signIn() {
   signingIn ??= new Promise(resolve => {
-    const problem = make('p', {role: 'alert'});
     const field = make('input', {
       type: 'password',
       name: 'key',
@@ -222,33 +235,15 @@ function signIn() {
       required: true,
       'aria-label': 'Key',
     });
-    const form = make(
-      'form.stack',
-      {
-        onsubmit: async (/** @type {SubmitEvent} */ event) => {
-          event.preventDefault();
-          const response = await fetch(new URL('login', ROOT), {
-            method: 'POST',
-            body: new URLSearchParams({key: field.value}),
-            redirect: 'manual',
-          }).catch(() => null);
-          if (response?.type !== 'opaqueredirect') {
-            problem.textContent = response ? 'The server does not know this key.' : 'The server does not answer.';
-            return;
-          }
-          signingIn = null;
-          dialog.close();
-          resolve();
-        },
-      },
-      [
-        make('p', 'This server needs a key. What you were doing continues afterwards.'),
-        field,
-        problem,
-        make('button.button.strong', 'Log in'),
-      ],
-    );
-    const dialog = openDialog('Log in', form);
+    const text = make('p', 'This server needs a key. What you were doing continues afterwards.');
+    const {dialog} = ask('Log in', 'Log in', [text, field], async () => {
+      const body = new URLSearchParams({key: field.value}),
+        response = await fetch(new URL('login', ROOT), {method: 'POST', body, redirect: 'manual'}).catch(() => null);
+      if (response?.type !== 'opaqueredirect')
+        throw new Error(response ? 'The server does not know this key.' : 'The server does not answer.');
+      signingIn = null;
+      resolve();
+    });
     dialog.dataset.stays = '';
     dialog.querySelector('.head button')?.remove(); // without a key, nothing can continue
     dialog.addEventListener('cancel', event => event.preventDefault());

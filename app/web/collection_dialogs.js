@@ -1,7 +1,7 @@
 // The dialogs of the page Collections.
-import {path, rest} from './api.js';
-import {ask, copy, createCollection, targets} from './copying.js';
-import {button, count, iconButton, make, openDialog, say} from './dom.js';
+import {pages, path, rest} from './api.js';
+import {copy, createCollection, targets} from './copying.js';
+import {ask, button, count, iconButton, make, openDialog, progressBar, say} from './dom.js';
 import {jobBar} from './jobs.js';
 
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
@@ -65,7 +65,7 @@ export function drop(info, redraw) {
 
 /**
  * Fields for a folder of the server, and what adds it to a collection.
- * @returns {Promise<{fields: Node[], add: (collection: string) => Promise<any>, name: () => string}>}
+ * @returns {Promise<{fields: Node[], action: string, add: (collection: string) => Promise<any>, name: () => string}>}
  */
 async function folderFields() {
   const {source_folders: names} = await rest('GET', 'session');
@@ -80,6 +80,7 @@ async function folderFields() {
     'The server reads no folder yet. Start it with NNCLR_SOURCE_FOLDERS=\'["/home/me/photos"]\'.',
   );
   return {
+    action: names.length ? 'Add' : '',
     name: () => folder.value.split('/').filter(Boolean).at(-1) ?? source.value,
     add: collection =>
       rest('POST', path(collection, 'index'), {
@@ -99,8 +100,8 @@ async function folderFields() {
 
 /** @param {import('./api.js').Collection} info */
 export async function serverFolder(info) {
-  const {fields, add} = await folderFields();
-  ask(`Add a folder of the server to ${info.name}`, 'Add', fields, async () => {
+  const {fields, action, add} = await folderFields();
+  ask(`Add a folder of the server to ${info.name}`, action, fields, async () => {
     await add(info.name);
     say('The folder is added by a job.');
   });
@@ -108,12 +109,12 @@ export async function serverFolder(info) {
 
 /** Make a collection of a folder that the server reads, with a map. */
 export async function newFromFolder() {
-  const {fields, add, name} = await folderFields(),
+  const {fields, action, add, name} = await folderFields(),
     {
       data: [first],
     } = await rest('GET', '../../v1/models'),
     bar = jobBar('Adding the folder');
-  ask('A folder of this computer', 'Add', [...fields, bar.element], async () => {
+  ask('A folder of this computer', action, [...fields, bar.element], async () => {
     const collection = await createCollection(name(), first.id, 'auto');
     await bar.follow((await add(collection)).id);
     await rest('POST', path(collection, 'inspections'), {json: {write_fields: true}, noted: true});
@@ -146,26 +147,14 @@ export async function manage(info, aliases, collections, redraw) {
   };
   const name = make('input', {maxlength: 128, value: info.name, 'aria-label': 'Name'});
   const into = make('select', {'aria-label': 'Merge into'}, targets(info, collections)),
-    progress = make('progress', {max: info.count, value: 0, hidden: true, 'aria-label': 'Merging'});
+    progress = progressBar('Merging', info.count);
   /** Move all items, then delete what is empty. */
   const merge = async () => {
     progress.hidden = false;
-    let cursor = null,
-      done = 0;
-    do {
-      const page = await rest('GET', `${own}/items`, {query: {limit: 5000, cursor}});
-      await copy(
-        info.name,
-        page.items.map((/** @type {any} */ one) => one.id),
-        into.value,
-        false,
-        sent => {
-          progress.value = done + sent;
-        },
-      );
-      done += page.items.length;
-      cursor = page.cursor;
-    } while (cursor !== null);
+    for await (const {items} of pages(`${own}/items`, {limit: 5000})) {
+      const ids = items.map((/** @type {any} */ one) => one.id);
+      await copy(info.name, ids, into.value, false, progress);
+    }
     await rest('DELETE', own, {noted: true});
     say(`${info.name} is now part of ${into.value}.`);
   };

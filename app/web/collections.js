@@ -2,7 +2,7 @@
 import {ROOT, imageUrl, path, rest} from './api.js';
 import {create, drop, manage, newFromFolder, serverFolder} from './collection_dialogs.js';
 import {createCollection} from './copying.js';
-import {button, count, make, say, sayError} from './dom.js';
+import {button, count, make, repeat, say, sayError} from './dom.js';
 import {onDrop} from './drops.js';
 import {jobList, timeOf} from './jobs.js';
 import {IMPORTED, addFiles, cutOff, importFile, shown} from './uploads.js';
@@ -28,6 +28,7 @@ export async function showCollections(main, session) {
   let left = false;
   const draw = async () => {
     const [, {aliases}] = await Promise.all([session.changed(), rest('GET', 'aliases')]);
+    if (left) return;
     for (const name of samples.keys()) if (!session.collections.some(one => one.name === name)) samples.delete(name);
     list.replaceChildren(
       ...session.collections.map(one =>
@@ -39,6 +40,10 @@ export async function showCollections(main, session) {
         ),
       ),
     );
+    const text = session.collections.length
+      ? 'Drop on a collection to add to it, elsewhere to make a new one'
+      : 'Drop to make a collection';
+    if (session.canWrite) onDrop({text, take: drop});
     if (!session.collections.length)
       list.replaceChildren(session.canWrite ? firstVisit(fill, draw) : make('p.empty', 'There is no collection yet.'));
   };
@@ -69,10 +74,6 @@ export async function showCollections(main, session) {
     const own = target.closest('article')?.getAttribute('aria-label'),
       info = session.collections.find(one => one.name === own);
     info ? addFiles(info, files) : fill(files);
-  };
-  if (session.canWrite) onDrop({text: 'Drop on a collection to add to it, elsewhere to make a new one', take: drop});
-  const redraw = () => {
-    draw();
   };
   const backup = () => rest('POST', 'store/backups', {noted: true}).then(() => say('The backup runs as a job.'));
   await Promise.all([draw(), jobs.draw().catch(sayError)]); // all is there when the page appears, so nothing moves
@@ -105,19 +106,15 @@ export async function showCollections(main, session) {
       jobs.element,
     ]),
   );
-  addEventListener('uploads', redraw);
-  const poll = async () => {
-    if (left) return;
-    await jobs.draw().catch(sayError);
-    setTimeout(poll, POLL_MS);
-  };
-  setTimeout(poll, POLL_MS);
+  addEventListener('uploads', draw);
+  const stop = repeat(POLL_MS, jobs.draw);
   return {
     go: () => {},
     leave: () => {
       left = true;
+      stop();
       onDrop(null);
-      removeEventListener('uploads', redraw);
+      removeEventListener('uploads', draw);
     },
   };
 }

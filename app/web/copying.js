@@ -1,6 +1,6 @@
 // New collections, and copies of images in other ones.
 import {path, rest} from './api.js';
-import {count, make, openDialog, say} from './dom.js';
+import {ask, count, make, progressBar, say} from './dom.js';
 import {announce} from './edits.js';
 
 const AT_ONCE = 500; // images in one request
@@ -31,40 +31,6 @@ export async function createCollection(name, model, vectors) {
 }
 
 /**
- * A form in a dialog that stays open, with the reason, if its action fails.
- * @param {string} title
- * @param {string} action text of its button
- * @param {(string | Node)[]} content
- * @param {() => Promise<void>} act
- */
-export function ask(title, action, content, act) {
-  const problem = make('p', {role: 'alert'}),
-    go = make('button.button.strong', action);
-  const dialog = openDialog(
-    title,
-    make(
-      'form.stack',
-      {
-        onsubmit: async (/** @type {SubmitEvent} */ event) => {
-          event.preventDefault();
-          go.disabled = true;
-          problem.textContent = '';
-          try {
-            await act();
-            dialog.close();
-          } catch (error) {
-            problem.textContent = /** @type {Error} */ (error).message;
-          }
-          go.disabled = false;
-        },
-      },
-      [...content, problem, go],
-    ),
-  );
-  return {dialog, go};
-}
-
-/**
  * A choice of the collections to which those of a collection can be copied.
  * @param {import('./api.js').Collection} info
  * @param {import('./api.js').Collection[]} collections
@@ -84,7 +50,7 @@ export function targets(info, collections) {
 export function copyOrMove(explorer, session, rows) {
   const {info} = explorer,
     ids = rows.map(row => explorer.rows.ids[row]);
-  const progress = make('progress', {max: ids.length, value: 0, hidden: true, 'aria-label': 'Copying the images'});
+  const progress = progressBar('Copying the images', ids.length);
   const name = make('input', {maxlength: 128, required: true}),
     move = make('input', {type: 'checkbox'});
   const to = make(
@@ -111,9 +77,7 @@ export function copyOrMove(explorer, session, rows) {
       progress.hidden = false;
       if (!to.value && created !== name.value) created = await createCollection(name.value, info.model, info.vectors);
       const target = to.value || created;
-      const copied = await copy(info.name, ids, target, move.checked, done => {
-        progress.value = done;
-      });
+      const copied = await copy(info.name, ids, target, move.checked, progress);
       await session.changed();
       announce('counts');
       say(`${count(copied, 'image')} ${move.checked ? 'moved' : 'copied'} to ${target}.`, {
@@ -133,16 +97,16 @@ export function copyOrMove(explorer, session, rows) {
  * @param {string[]} ids
  * @param {string} to
  * @param {boolean} move
- * @param {(done: number) => void} [progress]
+ * @param {HTMLProgressElement} progress advances by the number of items
  * @returns {Promise<number>} how many existed
  */
-export async function copy(from, ids, to, move, progress = () => {}) {
+export async function copy(from, ids, to, move, progress) {
   let copied = 0;
   for (let start = 0; start < ids.length; start += AT_ONCE) {
     const some = ids.slice(start, start + AT_ONCE);
     copied += (await rest('POST', path(from, 'copy'), {json: {to, ids: some, move}, noted: start === 0})).copied;
     if (move) announce('deleted', {collection: from, ids: some});
-    progress(start + some.length);
+    progress.value += some.length;
   }
   return copied;
 }

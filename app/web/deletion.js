@@ -1,6 +1,6 @@
 // Deletion of items: it cannot be undone, so it asks first, and what it says was deleted is deleted on the server.
 import {path, rest} from './api.js';
-import {count, make, openDialog, say, sayError} from './dom.js';
+import {ask, count, make, progressBar, say, textButton} from './dom.js';
 import {announce} from './edits.js';
 
 const AT_ONCE = 5000; // items in one request
@@ -14,45 +14,28 @@ const FEW = 10; // up to so many, Enter deletes
 export function deleteItems(collection, ids, all) {
   return new Promise(resolve => {
     let done = 0;
-    const images = count(ids.length, 'image');
-    const progress = make('progress', {max: ids.length, value: 0, hidden: true, 'aria-label': 'Deleting'});
-    const start = make(
-      'button.button.danger',
-      {
-        type: 'button',
-        onclick: async () => {
-          start.disabled = keep.disabled = true;
-          progress.hidden = false;
-          try {
-            while (done < ids.length) {
-              const some = ids.slice(done, done + AT_ONCE);
-              await rest('POST', path(collection, 'delete'), {json: {ids: some}, noted: done === 0});
-              announce('deleted', {collection, ids: some});
-              progress.value = done += some.length;
-            }
-            say(`${images} deleted.`);
-          } catch (error) {
-            sayError(error);
-          }
-          dialog.close();
-        },
-      },
-      [`Delete ${images}`],
-    );
-    const keep = make('button.button', {type: 'button', onclick: () => dialog.close()}, 'Keep');
-    const dialog = openDialog(
-      `Delete ${images}?`,
-      make('div.stack', [
-        make('p', [
-          `${ids.length === all ? `These are all images of ${collection}. ` : ''}` +
-            `${ids.length === 1 ? 'It' : 'They'} cannot be restored.`,
-        ]),
-        make('div.tools', start, keep, progress),
-      ]),
-    );
-    dialog.addEventListener('cancel', event => start.disabled && event.preventDefault()); // Escape while it deletes
+    const images = count(ids.length, 'image'),
+      progress = progressBar('Deleting', ids.length);
+    const text = make('p', [
+      `${ids.length === all ? `These are all images of ${collection}. ` : ''}` +
+        `${ids.length === 1 ? 'It' : 'They'} cannot be restored.`,
+    ]);
+    const {dialog, go} = ask(`Delete ${images}?`, `Delete ${images}`, [text, progress], async () => {
+      progress.hidden = false;
+      while (done < ids.length) {
+        const some = ids.slice(done, done + AT_ONCE);
+        await rest('POST', path(collection, 'delete'), {json: {ids: some}, noted: done === 0});
+        announce('deleted', {collection, ids: some});
+        progress.value = done += some.length;
+      }
+      say(`${images} deleted.`);
+    });
+    const keep = textButton('Keep', () => dialog.close(), 'button');
+    go.after(keep);
+    go.className = 'button danger';
+    dialog.addEventListener('cancel', event => go.disabled && event.preventDefault()); // Escape while it deletes
     dialog.addEventListener('close', () => resolve(done > 0));
-    (ids.length > FEW ? keep : start).focus();
+    (ids.length > FEW ? keep : go).focus();
   });
 }
 

@@ -14,7 +14,7 @@
 /** @typedef {Node | string | null | undefined | false} Child */
 
 /**
- * Create an element. Text is never parsed as HTML.
+ * Create an element. Text is never parsed as HTML. A button with an action does not submit its form.
  * @param {string} name a tag, and classes: 'div.tools'
  * @param {Attributes | Child | Child[]} [attributes] may be left out
  * @param {...(Child | Child[])} children
@@ -25,6 +25,7 @@ export function make(name, attributes, ...children) {
     made = document.createElement(tag);
   if (attributes?.constructor !== Object) children.unshift(/** @type {Child} */ (attributes));
   else {
+    if (tag === 'button' && 'onclick' in Object(attributes)) made.setAttribute('type', 'button');
     for (const [name, value] of Object.entries(attributes)) {
       if (value === false || value === null || value === undefined) continue;
       if (name.startsWith('on')) made.addEventListener(name.slice(2), value);
@@ -127,7 +128,7 @@ export function icon(name) {
 export function button(name, text, onclick) {
   const [shown, ...classes] = name.split('.');
   // the text may be hidden on a narrow screen
-  return make(['button.button', ...classes].join('.'), {type: 'button', onclick, 'aria-label': text}, [
+  return make(['button.button', ...classes].join('.'), {onclick, 'aria-label': text}, [
     icon(/** @type {keyof typeof PATHS} */ (shown)),
     make('span', text),
   ]);
@@ -145,9 +146,17 @@ export function iconButton(name, text, onclick) {
   return made;
 }
 
-/** Create a button that looks like a link. @param {string} text @param {(event: MouseEvent) => void} onclick */
-export function textButton(text, onclick) {
-  return make('button.plain', {type: 'button', onclick}, text);
+/**
+ * Create a button without an icon, by default one that looks like a link.
+ * @param {string} text @param {(event: MouseEvent) => void} onclick @param {string} [classes]
+ */
+export function textButton(text, onclick, classes = 'plain') {
+  return make(`button.${classes}`, {onclick}, text);
+}
+
+/** Create a bar that is hidden until something begins. @param {string} label @param {number} max */
+export function progressBar(label, max) {
+  return make('progress', {max, value: 0, hidden: true, 'aria-label': label});
 }
 
 const messages = /** @type {HTMLElement} */ (document.getElementById('messages'));
@@ -195,6 +204,29 @@ export function later(draw) {
         draw();
       }),
     );
+  };
+}
+
+/**
+ * Do something again and again; errors are shown.
+ * @param {number} ms between two times @param {() => Promise<any>} act
+ * @returns {() => void} ends that
+ */
+export function repeat(ms, act) {
+  let timer = 0;
+  const next = () => {
+    timer = setTimeout(
+      () =>
+        act()
+          .catch(sayError)
+          .finally(() => timer && next()),
+      ms,
+    );
+  };
+  next();
+  return () => {
+    clearTimeout(timer);
+    timer = 0;
   };
 }
 
@@ -254,6 +286,40 @@ export function openDialog(title, ...children) {
   document.body.append(dialog);
   dialog.showModal();
   return dialog;
+}
+
+/**
+ * A form in a dialog that stays open, with the reason, if its action fails.
+ * @param {string} title
+ * @param {string} action text of its button; '' for a text that offers none
+ * @param {(string | Node)[]} content
+ * @param {() => Promise<void>} act
+ */
+export function ask(title, action, content, act) {
+  const problem = make('p', {role: 'alert'}),
+    go = make('button.button.strong', {hidden: !action}, action);
+  const dialog = openDialog(
+    title,
+    make(
+      'form.stack',
+      {
+        onsubmit: async (/** @type {SubmitEvent} */ event) => {
+          event.preventDefault();
+          go.disabled = true;
+          problem.textContent = '';
+          try {
+            await act();
+            dialog.close();
+          } catch (error) {
+            problem.textContent = /** @type {Error} */ (error).message;
+          }
+          go.disabled = false;
+        },
+      },
+      [...content, problem, go],
+    ),
+  );
+  return {dialog, go};
 }
 
 // another address is another screen, so Back closes what was opened over the last one

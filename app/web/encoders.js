@@ -79,9 +79,9 @@ async function newest(name) {
  * In percent, with its 95% interval and the chance of it without a difference.
  * @param {{mean: number, low: number, high: number, p: number}} difference
  */
-function differenceOf({mean, low, high, p}) {
+export function differenceOf({mean, low, high, p}) {
   const [own, from, to] = [mean, low, high].map(one => `${one >= 0 ? '+' : ''}${(100 * one).toFixed(1)}`);
-  return `${own} (${from} to ${to}), p ${p < 0.001 ? '< .001' : p.toFixed(3).slice(1)}`;
+  return `${own} (${from} to ${to}), p ${p < 0.001 ? '< .001' : p.toFixed(3).replace(/^0/, '')}`;
 }
 
 /**
@@ -117,11 +117,7 @@ function table(name, {scores, labels, images, conclusion, field}, current, serve
         one.source === current
           ? 'in use'
           : canWrite && served.includes(one.source)
-            ? make(
-                'button.button',
-                {type: 'button', 'aria-label': `Use ${one.source}`, onclick: use(one.source)},
-                'Use',
-              )
+            ? make('button.button', {'aria-label': `Use ${one.source}`, onclick: use(one.source)}, 'Use')
             : '',
       ]),
     ]),

@@ -2,7 +2,7 @@
 //
 // Events: `rows` (items were loaded or changed), `view` (other rows, or another order), `selection`, `query`, `focus`,
 // `color` (the map is colored by another key).
-import {path, rest} from './api.js';
+import {pages, path, rest} from './api.js';
 import {edits} from './edits.js';
 import {passing, restFilter} from './filters.js';
 import {Rows} from './rows.js';
@@ -136,21 +136,11 @@ export class Explorer extends EventTarget {
 
   /** Set a filter in the form of REST; null removes it. @param {any} where */
   async filterBy(where) {
-    if (where !== null) {
-      const passed = new Set();
-      let cursor = null;
-      do {
-        const page = await rest('GET', path(this.name, 'items'), {
-          query: {where, limit: 5000, cursor},
-          noted: cursor === null,
-        });
-        for (const {id, metadata} of page.items) passed.add(this.rows.add(id, metadata));
-        cursor = page.cursor;
-      } while (cursor !== null);
-      this.passed = passed;
-    } else {
-      this.passed = null;
-    }
+    const passed = where && new Set();
+    if (where)
+      for await (const {items} of pages(path(this.name, 'items'), {where, limit: 5000}, {noted: true}))
+        for (const {id, metadata} of items) passed.add(this.rows.add(id, metadata));
+    this.passed = passed;
     this.where = where;
     await this._refilter();
   }

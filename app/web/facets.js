@@ -1,5 +1,5 @@
 // <facet-list>: the values of each metadata key with their counts among the shown images; a click filters.
-import {count, keyed, later, make} from './dom.js';
+import {count, keyed, later, make, textButton} from './dom.js';
 import {isFound, nameOf, passing, predictedBy, restFilter, short} from './filters.js';
 import {cssColor} from './palette.js';
 
@@ -93,7 +93,7 @@ class FacetList extends HTMLElement {
     return make('details.json', [
       make('summary', 'Filter as JSON'),
       text,
-      make('button.button', {type: 'button', onclick: apply}, 'Apply'),
+      textButton('Apply', apply, 'button'),
       problem,
     ]);
   }
@@ -113,12 +113,9 @@ class Facet {
       oninput: () => this._fill(),
     });
     this.list = make('ul');
-    this.more = make('button.plain', {
-      type: 'button',
-      onclick: () => {
-        this.all = !this.all;
-        this._fill();
-      },
+    this.more = textButton('', () => {
+      this.all = !this.all;
+      this._fill();
     });
     this.bars = make('div.histogram', {'aria-hidden': 'true'});
     this.bounds = ['from', 'to'].map(end =>
@@ -214,7 +211,6 @@ class Facet {
           make(
             'button',
             {
-              type: 'button',
               class: value === null || value === undefined ? 'facet special' : 'facet',
               'aria-pressed': String(chosen.has(value)),
               onclick: () => toggle(value),

@@ -486,20 +486,12 @@ function suspects(shown) {
           ? make('div.tools', [
               make(
                 'button.button.accept',
-                {
-                  type: 'button',
-                  'aria-label': `Accept ${one.proposed} instead of ${one.label}`,
-                  onclick: decide(true),
-                },
+                {'aria-label': `Accept ${one.proposed} instead of ${one.label}`, onclick: decide(true)},
                 'Accept',
               ),
               make(
                 'button.button.reject',
-                {
-                  type: 'button',
-                  'aria-label': `Reject ${one.proposed}, keep ${one.label}`,
-                  onclick: decide(false),
-                },
+                {'aria-label': `Reject ${one.proposed}, keep ${one.label}`, onclick: decide(false)},
                 'Reject',
               ),
             ])

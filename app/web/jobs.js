@@ -71,7 +71,6 @@ function jobLine({id, kind, params, created}, canWrite) {
   const toggle = make(
     'button.plain',
     {
-      type: 'button',
       'aria-expanded': 'false',
       onclick: async () => {
         const shown = toggle.getAttribute('aria-expanded') === 'true';
@@ -116,6 +115,8 @@ function resultOf({kind, params, result, truncated}) {
     removed,
     errors_count: refused,
     items,
+    seq: _,
+    fields_seq: __,
     ...rest
   } = /** @type {Record<string, any>} */ (result ?? params);
   const parts = [

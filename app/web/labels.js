@@ -176,7 +176,6 @@ export class Labels extends EventTarget {
           ? make(
               'button.button.strong',
               {
-                type: 'button',
                 onclick: () => {
                   dialog.close();
                   give(whole.checked);
@@ -198,12 +197,7 @@ export class Labels extends EventTarget {
         ...this.keys.flatMap((label, place) =>
           label === null
             ? []
-            : [
-                make('button.button', {type: 'button', onclick: () => give(label)}, [
-                  make('kbd', String(place + 1)),
-                  String(label),
-                ]),
-              ],
+            : [make('button.button', {onclick: () => give(label)}, [make('kbd', String(place + 1)), String(label)])],
         ),
       );
       own.replaceChildren(
@@ -340,7 +334,6 @@ class LabelKeys extends HTMLElement {
               make(
                 'button.button',
                 {
-                  type: 'button',
                   'aria-pressed': String(
                     chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label),
                   ),

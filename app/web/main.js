@@ -51,8 +51,9 @@ async function route() {
     shown = {page, name, ...opened};
   } catch (error) {
     if (own !== turn) return;
-    sayError(error);
-    place.replaceChildren(make('p.empty', error instanceof Error ? error.message : String(error)));
+    const text = error instanceof Error ? error.message : String(error);
+    const others = OF_COLLECTIONS.includes(page) ? make('a', {href: '#/collections'}, 'Show the collections') : '';
+    place.replaceChildren(make('p.empty', {role: 'alert'}, text, ' ', others));
   } finally {
     if (own === turn) opening = '';
   }

@@ -1,7 +1,7 @@
 // <item-map>: the collection as points; what is near looks alike. A drag moves, a wheel or a pinch zooms, a lasso
 // chooses.
-import {path, rest} from './api.js';
-import {iconButton, keyed, later, make, sayError} from './dom.js';
+import {pages, path, rest} from './api.js';
+import {iconButton, keyed, later, make, sayError, textButton} from './dom.js';
 import {endsOf} from './facets.js';
 import {inspect, running} from './findings.js';
 import {nameOf, passing, short} from './filters.js';
@@ -39,10 +39,7 @@ class ItemMap extends HTMLElement {
     this.thumbnails = make('div.thumbnails', {'aria-hidden': 'true'});
     this.preview = make('img.preview', {alt: '', hidden: true});
     this.note = make('div.stack.note');
-    this.legend = make('div.legend', {
-      role: 'group',
-      'aria-label': 'Legend: click hides, double click shows only one',
-    });
+    this.legend = make('div.legend', {role: 'group', 'aria-label': 'Legend: click hides, double click shows only one'});
     this.names = make('div.islands', {'aria-hidden': 'true'});
     /** Values whose points are hidden. @type {Set<any>} */
     this.out = new Set();
@@ -160,7 +157,7 @@ class ItemMap extends HTMLElement {
         start.hidden = false;
       }
     };
-    const start = make('button.button', {type: 'button', onclick: go}, action);
+    const start = textButton(action, go, 'button');
     if (job && this.canWrite) go();
     return make('p', `${text} `, this.canWrite ? start : '', bar.element);
   }
@@ -246,11 +243,10 @@ class ItemMap extends HTMLElement {
       ({value, text, color}, before) => {
         const entry =
           before ??
-          make(
-            'button',
-            {type: 'button', onclick: () => entry.show(this.out.has(value)), ondblclick: () => entry.only()},
-            [make('span.swatch'), text],
-          );
+          make('button', {onclick: () => entry.show(this.out.has(value)), ondblclick: () => entry.only()}, [
+            make('span.swatch'),
+            text,
+          ]);
         entry.firstChild.style.background = color;
         entry.ariaPressed = String(!this.out.has(value));
         entry.show = (/** @type {boolean} */ on) => {
@@ -511,12 +507,10 @@ class ItemMap extends HTMLElement {
  */
 async function placements(inspection) {
   const all = [];
-  let cursor = null;
-  do {
-    const page = await rest('GET', `${inspection}/placements`, {query: {cursor}});
-    all.push(...page.items);
-    cursor = page.cursor;
-  } while (cursor !== null && all.length < MOST_ADDED);
+  for await (const {items} of pages(`${inspection}/placements`, {})) {
+    all.push(...items);
+    if (all.length >= MOST_ADDED) break;
+  }
   return all;
 }
 

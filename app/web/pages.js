@@ -1,7 +1,7 @@
 // The pages Training (runs and their reports) and API (the last calls as curl and Python).
 import {ROOT, calls, rest} from './api.js';
 import {curlOf, pythonOf} from './call_text.js';
-import {make, percent, say, sayError} from './dom.js';
+import {make, percent, repeat, say, textButton} from './dom.js';
 
 const POLL_MS = 3000;
 
@@ -10,8 +10,7 @@ export async function showTraining(main) {
   document.title = 'Training · nnclr_hub';
   const frame = make('iframe', {title: 'Report of the run', sandbox: '', hidden: true}),
     list = make('div.jobs');
-  let left = false,
-    drawn = '';
+  let drawn = '';
   const report = (/** @type {import('./api.js').Schemas['RunResponse']} */ run) => {
     frame.hidden = false;
     frame.src = new URL(`api/v1/runs/${run.name.split('/').map(encodeURIComponent).join('/')}/report`, ROOT).href;
@@ -36,20 +35,9 @@ export async function showTraining(main) {
           ]),
     );
   };
-  const poll = async () => {
-    if (left) return;
-    await draw().catch(sayError);
-    setTimeout(poll, POLL_MS);
-  };
   main.replaceChildren(make('div.page', make('header', make('h1', 'Training')), list, frame));
   await draw();
-  setTimeout(poll, POLL_MS);
-  return {
-    go: () => {},
-    leave: () => {
-      left = true;
-    },
-  };
+  return {go: () => {}, leave: repeat(POLL_MS, draw)};
 }
 
 /**
@@ -68,7 +56,7 @@ function runLine(run, report) {
         .sort()
         .join(', '),
     ]),
-    run.report ? make('button.button', {type: 'button', onclick: () => report(run)}, 'Report') : null,
+    run.report ? textButton('Report', () => report(run), 'button') : null,
   ]);
 }
 
@@ -90,10 +78,7 @@ export async function showCalls(main, {keyed}) {
   };
   const block = (/** @type {string} */ title, /** @type {string} */ text) => {
     const shown = make('pre', {tabindex: 0, 'aria-label': title}, text);
-    return make('div.code', [
-      shown,
-      make('button.button', {type: 'button', onclick: () => copy(shown)}, `Copy ${title}`),
-    ]);
+    return make('div.code', [shown, textButton(`Copy ${title}`, () => copy(shown), 'button')]);
   };
   main.replaceChildren(
     make('div.page', [

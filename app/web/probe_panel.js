@@ -1,7 +1,7 @@
 // The dialog Probe: fit a linear classifier on the labels of a collection, see how good it is and what it confuses, try
 // it on an own image, and apply it to all images.
 import {ROOT, rest} from './api.js';
-import {count, make, openDialog, say, sayError, textButton} from './dom.js';
+import {count, make, openDialog, progressBar, say, sayError, textButton} from './dom.js';
 import {write} from './edits.js';
 import {jobBar} from './jobs.js';
 import {typed} from './labels.js';
@@ -21,7 +21,7 @@ export function showProbe(explorer, field) {
   );
   const about = make('p'),
     shown = make('div.stack');
-  const fit = make('button.button.strong', {type: 'button'}, 'Fit');
+  const fit = make('button.button.strong', 'Fit');
   const dialog = openDialog(
     'Probe',
     make('div.stack.probe', make('div.tools', make('label', 'Labels', choice), fit), about, shown),
@@ -82,36 +82,25 @@ class Probe {
     const {explorer, field} = this;
     const top1 = probe.scores.top1,
       [low, high] = interval(top1, probe.held_out);
-    const progress = make('progress', {
-      max: explorer.rows.ids.length,
-      value: 0,
-      hidden: true,
-      'aria-label': 'Predicting',
-    });
-    const apply = make(
-      'button.button.strong',
-      {
-        type: 'button',
-        onclick: async () => {
-          apply.disabled = true;
-          if (await this._apply(progress)) this.dialog.close();
-          apply.disabled = false;
+    const progress = progressBar('Predicting', explorer.rows.ids.length);
+    const button = (
+      /** @type {string} */ text,
+      /** @type {string} */ classes,
+      /** @type {() => Promise<any>} */ act,
+    ) => {
+      const made = textButton(
+        text,
+        async () => {
+          made.disabled = true;
+          if (await act()) this.dialog.close();
+          made.disabled = false;
         },
-      },
-      'Apply to the whole collection',
-    );
-    const accept = make(
-      'button.button',
-      {
-        type: 'button',
-        onclick: async () => {
-          accept.disabled = true;
-          if (await this._accept(progress)) this.dialog.close();
-          accept.disabled = false;
-        },
-      },
-      'Label those that are sure',
-    );
+        classes,
+      );
+      return made;
+    };
+    const apply = button('Apply to the whole collection', 'button.strong', () => this._apply(progress)),
+      accept = button('Label those that are sure', 'button', () => this._accept(progress));
     accept.title = `Images without a label get the prediction where its probability is at least ${100 * SURE}%`;
     const answer = make('p', {role: 'status'});
     const curve = probe.few_shot.map(one => `${one.labels} per class ${(100 * mean(one.top1)).toFixed(0)}%`);
@@ -140,7 +129,7 @@ class Probe {
     return make('div.stack', [
       top1 === undefined
         ? ''
-        : make('p.verdict', [
+        : make('p', [
             `Right on ${(100 * top1).toFixed(0)}% of ${count(probe.held_out, 'held-out image')}; ` +
               `with 95% certainty between ${low}% and ${high}%.`,
           ]),
@@ -149,7 +138,7 @@ class Probe {
         apply,
         probe.several ? '' : accept,
         file,
-        make('button.button', {type: 'button', onclick: () => file.click()}, 'Try an image'),
+        textButton('Try an image', () => file.click(), 'button'),
         make('a.button', {href: new URL(`api/v1/probes/${this.name}/export`, ROOT).href, download: ''}, 'Download'),
         progress,
       ]),
@@ -188,17 +177,15 @@ class Probe {
       if (!this.explorer.rows.keys.includes(predicted) && !(await this._apply(progress))) return;
       this._open({[this.field]: this._value(probe.classes[code]), [predicted]: this._value(probe.classes[other])});
     };
-    return most.slice(0, CONFUSIONS).map((/** @type {any} */ {number, other}) =>
-      make(
-        'button.plain',
-        {
-          type: 'button',
-          title: 'Show all images of the collection that are mistaken so',
-          onclick: () => open(other),
-        },
-        [`${probe.classes[other]} (${number})`],
-      ),
-    );
+    return most
+      .slice(0, CONFUSIONS)
+      .map((/** @type {any} */ {number, other}) =>
+        make(
+          'button.plain',
+          {title: 'Show all images of the collection that are mistaken so', onclick: () => open(other)},
+          [`${probe.classes[other]} (${number})`],
+        ),
+      );
   }
 
   /** A class as the items have it; the probe has true as a text. @param {any} label */

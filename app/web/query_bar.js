@@ -83,7 +83,7 @@ class QueryBar extends HTMLElement {
             ? explorer.rows.title(/** @type {number} */ (explorer.rows.rowOf.get(example.id)))
             : example.id);
       return make('span', {class: `example ${sign}`, title: name}, [
-        make('button.plain', {type: 'button', 'aria-label': `Show ${name}`, onclick: () => this.show(example)}, [
+        make('button.plain', {'aria-label': `Show ${name}`, onclick: () => this.show(example)}, [
           src ? make('img', {src, alt: ''}) : 'your image',
         ]),
         make('span.sign', {'aria-hidden': 'true'}, sign === 'positive' ? '+' : '−'),

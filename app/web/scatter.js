@@ -17,6 +17,8 @@ void main() {
   pixel = vec4(shade.rgb * shade.a, shade.a);
 }`;
 
+const MARGIN = 36; // pixels around all points, for half of a thumbnail
+
 export class Scatter {
   /** @param {HTMLCanvasElement} canvas */
   constructor(canvas) {
@@ -79,9 +81,10 @@ export class Scatter {
     }
     if (!this.places.length) return;
     this.center = [(low[0] + high[0]) / 2, (low[1] + high[1]) / 2];
-    const {clientWidth, clientHeight} = this.canvas;
-    this.zoom = this.whole =
-      0.94 * Math.min(clientWidth / (high[0] - low[0] || 1), clientHeight / (high[1] - low[1] || 1));
+    const [width, height] = [this.canvas.clientWidth, this.canvas.clientHeight].map(one =>
+      Math.max(1, one - 2 * MARGIN),
+    );
+    this.zoom = this.whole = Math.min(width / (high[0] - low[0] || 1), height / (high[1] - low[1] || 1));
   }
 
   draw() {

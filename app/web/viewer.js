@@ -10,7 +10,7 @@ import {ViewedImage} from './viewed_image.js';
 
 const NEIGHBORS = 8;
 const COMPARED = 4; // neighbors on which a point is looked for
-const NARROW = 820; // pixels of a screen without space next to the grid
+const narrow = matchMedia('(max-width: 820px)'); // a screen without space next to the grid
 const SIDE = 512; // pixels of the images that the encoder gets for a map
 const HINTS = {
   box: 'Draw a box on the image, or press Tab and use the arrow keys and Enter.',
@@ -117,6 +117,7 @@ class ItemViewer extends HTMLElement {
     explorer.addEventListener('rows', () => {
       if (this.row !== null) this._drawMetadata(this.row);
     });
+    narrow.addEventListener('change', () => this.isOpen && this._setFull(this.isFull), {signal: explorer.closing});
     explorer.addEventListener('focus', () => {
       if (this.row !== null && explorer.focus !== null && explorer.focus !== this.row) this.open(explorer.focus);
     });
@@ -157,12 +158,12 @@ class ItemViewer extends HTMLElement {
   /** Show it on the whole screen, or next to the grid, for which a narrow screen has no space. @param {boolean} full */
   _setFull(full) {
     const {dialog} = this,
-      modal = full || innerWidth <= NARROW;
+      modal = full || narrow.matches;
     if (dialog.open && this.isFull === modal) return;
     dialog.removeAttribute('open');
     if (modal) dialog.showModal();
     else dialog.open = true; // the focus stays in the grid
-    this.expand.hidden = innerWidth <= NARROW;
+    this.expand.hidden = narrow.matches;
     this.expand.title = this.expand.ariaLabel = modal ? 'Next to the grid' : 'Whole screen';
     this.parentElement?.classList.add('with-side');
   }
@@ -184,7 +185,7 @@ class ItemViewer extends HTMLElement {
     this.modes.why.hidden = !match;
     for (const one of [...this.steps, ...this.changes]) one.hidden = this.row === null;
     this.viewed.show(src, title);
-    this.heading.textContent = title;
+    this.heading.textContent = this.heading.title = title;
     this.metadata = make('dl');
     this.neighbors = make('ul.neighbors');
     const note =
@@ -274,15 +275,9 @@ class ItemViewer extends HTMLElement {
         make('dt', {title: key}, nameOf(key)),
         make('dd', [
           facets.has(key) && typeof value === 'string'
-            ? make(
-                'button.plain',
-                {
-                  type: 'button',
-                  title: `Show images with this ${key}`,
-                  onclick: () => filterBy(key, value),
-                },
-                [explorer.rows.text(value)],
-              )
+            ? make('button.plain', {title: `Show images with this ${key}`, onclick: () => filterBy(key, value)}, [
+                explorer.rows.text(value),
+              ])
             : typeof value === 'object'
               ? JSON.stringify(value)
               : String(value),
@@ -304,14 +299,10 @@ class ItemViewer extends HTMLElement {
           title = explorer.rows.title(found);
         const scores = [match.score.toFixed(3), percent(match.percentile)].filter(Boolean);
         return make('li', [
-          make(
-            'button',
-            {type: 'button', 'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)},
-            [
-              make('img', {src: explorer.rows.thumbnail(found), alt: ''}),
-              ...scores.flatMap(text => [' ', make('span', text)]),
-            ],
-          ),
+          make('button', {'aria-label': `${title}, ${scores.join(' ')}`, title, onclick: () => this.open(found)}, [
+            make('img', {src: explorer.rows.thumbnail(found), alt: ''}),
+            ...scores.flatMap(text => [' ', make('span', text)]),
+          ]),
         ]);
       }),
     );
@@ -319,7 +310,7 @@ class ItemViewer extends HTMLElement {
 
   /** Show the grid, for what a control of the viewer changes there. */
   _leaveFull() {
-    if (this.row === null || innerWidth <= NARROW) this.close();
+    if (this.row === null || narrow.matches) this.close();
     else this._setFull(false);
   }
 

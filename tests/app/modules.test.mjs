@@ -13,6 +13,7 @@ globalThis.document = {
 globalThis.addEventListener = () => {};
 globalThis.localStorage = {getItem: () => null, setItem() {}};
 globalThis.HTMLElement = class {};
+globalThis.matchMedia = () => ({});
 globalThis.customElements = {define() {}};
 globalThis.BroadcastChannel = class {
   // a real one keeps node alive
@@ -32,6 +33,7 @@ const {percent, similarity} = await import(`${WEB}/dom.js`);
 const {typed} = await import(`${WEB}/labels.js`);
 const {rest} = await import(`${WEB}/api.js`);
 const {interval} = await import(`${WEB}/probe_panel.js`);
+const {differenceOf} = await import(`${WEB}/encoders.js`);
 
 function rowsOf(...all) {
   const rows = new Rows('photos');
@@ -211,4 +213,11 @@ test('a request that the server refuses for now is repeated a few times', async 
   });
   await assert.rejects(rest('GET', 'collections'), {code: 'not_ready', message: 'A worker failed.'});
   assert.equal(sent, 6);
+});
+
+test('a difference is read with its interval and its chance', () => {
+  const [own, from, to] = [0, -0.175, 0.175];
+  assert.equal(differenceOf({mean: own, low: from, high: to, p: 1}), '+0.0 (-17.5 to +17.5), p 1.000');
+  assert.equal(differenceOf({mean: 0.1, low: 0.05, high: 0.15, p: 0.0421}), '+10.0 (+5.0 to +15.0), p .042');
+  assert.equal(differenceOf({mean: 0.1, low: 0.05, high: 0.15, p: 0.0001}), '+10.0 (+5.0 to +15.0), p < .001');
 });

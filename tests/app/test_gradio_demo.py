@@ -9,15 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from labeling import fit_probe
 from PIL import Image
 from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
-from nnclr_hub.workbench import Encoders, SearchQuery, Workbench
+from nnclr_hub.store.items import Item
+from nnclr_hub.workbench import Encoders, NewImage, SearchQuery, Workbench
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +32,17 @@ def served(model, filled, serve) -> Iterator:
 
 @pytest.fixture(scope="module")
 def demo(served, tmp_path_factory) -> Iterator[str]:
-    """Run the demo in its own process, and return its address."""
-    port = free_port()
     runs = tmp_path_factory.mktemp("runs")
     write_neighbors(runs / "first")
-    call = f"serve({served.url!r}, {port}, '127.0.0.1', Path({str(runs)!r}))"
+    with run(served, runs) as url:
+        yield url
+
+
+@contextmanager
+def run(server, runs: Path) -> Iterator[str]:
+    """Run the demo of a server in its own process, and provide its address."""
+    port = free_port()
+    call = f"serve({server.url!r}, {port}, '127.0.0.1', Path({str(runs)!r}))"
     start = f"from pathlib import Path; from app.gradio_demo import serve; {call}"
     running = subprocess.Popen([sys.executable, "-c", start])
     try:
@@ -130,31 +139,66 @@ def test_the_neighbors_of_a_run_are_shown_at_each_checkpoint(served, tmp_path, c
     from nnclr_hub import Client
 
     write_neighbors(tmp_path / "run", checkpoints)
+    with (tmp_path / "run/neighbors.jsonl").open("a") as file:
+        file.write('{"step": 20, "que')  # the run is writing it
     with Client(served.url) as client:
-        demo = Demo(client, "photos", tmp_path)
-        assert demo.neighbors is not None
-        shown = demo.evolution(demo.neighbors)
-    assert [epoch for _, epoch in shown] == ["epoch 1", "", "", "epoch 4", "", ""][: 3 * checkpoints]
-    assert [image.size for image, _ in shown[:3]] == [(56, 40), (56, 40), (56, 56)]
+        _, gallery = Demo(client, tmp_path).evolution()
+    shown = [(image["caption"], image["image"]["path"]) for image in gallery.value]
+    assert [epoch for epoch, _ in shown] == ["epoch 1", "", "", "epoch 4", "", ""][: 3 * checkpoints]
+    for (_, path), size in zip(shown, [(56, 40), (56, 40), (56, 56)], strict=False):
+        with Image.open(path) as image:
+            assert image.size == size
 
 
-def test_the_demo_fits_a_probe_and_opens_without_one_that_cannot_be_fitted(served, monkeypatch):
-    from app.gradio_demo import Demo, build
+def test_a_probe_is_fitted_when_the_encoder_has_none(served, monkeypatch):
+    from app.gradio_demo import Demo
     from nnclr_hub import Client
-    from nnclr_hub.errors import Overloaded
-
-    def refuse(*_: object, **__: object) -> None:
-        raise Overloaded("busy")
 
     with Client(served.url) as client:
         monkeypatch.setattr(client.probes, "list", list)
-        fitted = Demo(client, "photos")
-        assert fitted.probe == "demo"
-        assert fitted.predict(fitted.first)
+        demo = Demo(client)
+        assert demo.predict(demo.first())
         client.probes.delete("demo")
-        monkeypatch.setattr(client.probes, "fit", refuse)
-        config = build(Demo(client, "photos")).get_config_file()
-    assert "Probe" not in [one["props"].get("label") for one in config["components"] if one["type"] == "tabitem"]
+
+
+PANEL = "[...document.querySelectorAll('[role=tabpanel]')].find(one => one.checkVisibility())"
+WHY = "cannot be shown"
+ACTS = ("Neighbors", "Attention", "How NNCLR learns", "Probe")
+
+
+@pytest.mark.browser
+def test_an_act_that_cannot_be_shown_says_why_and_leaves_the_others(model, image_files, serve, chromium, tmp_path):
+    """While a store grows from nothing, under one running demo."""
+
+    def shown(page, url: str) -> dict[str, int]:
+        """Return the number of images of each act; -1 for a sentence in its place."""
+        page.goto(url)
+        found = {}
+        for name in ACTS:
+            page.get_by_role("tab", name=name).click()
+            page.wait_for_function(f"() => {PANEL}?.querySelector('img') ?? {PANEL}?.innerText.includes({WHY!r})")
+            page.wait_for_timeout(500)
+            found[name] = page.evaluate(f"{PANEL}.querySelectorAll('img').length") or -1
+        return found
+
+    serving = serve(model, tmp_path / "store")
+    server = next(serving)
+    bench = server.bench
+    with run(server, tmp_path / "runs") as url:
+        page = chromium.new_page()
+        nothing = dict.fromkeys(ACTS, -1)
+        assert shown(page, url) == nothing  # no collection
+        bench.create_collection("photos")
+        assert shown(page, url) == nothing  # an empty one
+        bench.collection("photos").upsert([Item("bare", np.ones(bench.collection("photos").spec.dim, np.float32))])
+        assert shown(page, url) == nothing  # without an image
+        bench.collection("photos").delete(["bare"])
+        bench.add_images("photos", [NewImage("one", image_files[0].read_bytes(), {"label": "cat"})])
+        one = shown(page, url)
+        assert (one["Neighbors"], one["How NNCLR learns"], one["Probe"]) == (1, -1, -1)
+        assert one["Attention"] >= 2
+        page.close()
+    serving.close()
 
 
 @pytest.mark.browser
@@ -163,7 +207,7 @@ def test_each_act_opens_with_an_answer(demo, chromium, served):
     page.set_default_timeout(60_000)
     page.goto(demo)
     captions = "[...document.querySelectorAll('.caption-label')].map(one => one.innerText)"
-    page.wait_for_function(f"() => {captions}.some(text => text.endsWith(' 1.00'))")
+    page.wait_for_function(f"() => {captions}.length === 23")
     before = page.evaluate(captions)
     page.locator("button.thumbnail-item, .grid-container button").nth(2).click()
     page.wait_for_function(f"before => {captions}[0] !== before[0]", arg=before)
@@ -195,11 +239,16 @@ def test_a_clicked_part_is_looked_for_in_six_other_images(served, monkeypatch):
     from nnclr_hub import Client, Point
 
     with Client(served.url) as client:
-        demo = Demo(client, "photos")
-        own, shown = demo.collection.thumbnail(demo.items[0].id), []
-        image = demo.image
-        monkeypatch.setattr(demo, "image", lambda id: shown.append(id) or image(id))
-        _, maps = demo.attention(demo.first, Point(3, 5))
-        assert len(maps) == len(set(shown)) == 6
-        assert own not in map(demo.collection.thumbnail, shown)
-        assert demo.items[0].id not in shown
+        demo = Demo(client)
+        image = demo.first()
+        attention, targets = client.attention, []
+
+        def recorded(image, query, target=None, **options):
+            targets.extend(target or [])
+            return attention(image, query, target, **options)
+
+        monkeypatch.setattr(client, "attention", recorded)
+        _, maps = demo.attention(image, Point(3, 5))
+        assert len(maps) == len(set(targets)) == 6
+        id = client.collection("photos").scroll(limit=1).items[0].id
+        assert client.collection("photos").thumbnail(id) not in targets

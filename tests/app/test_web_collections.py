@@ -172,6 +172,12 @@ def test_an_empty_store_offers_a_sample_gallery_and_takes_folders(
         page = chromium.new_page(viewport={"width": 1440, "height": 900})
         page.set_default_timeout(60_000)
         page.goto(served.url)
+        page.route("**/session", lambda route: route.fulfill(json=route.fetch().json() | {"source_folders": []}))
+        page.get_by_role("button", name="A folder of this computer").click()
+        page.wait_for_selector("dialog[open]")
+        assert page.locator("dialog[open] form button:visible").count() == 0, "nothing can be added"
+        page.keyboard.press("Escape")
+        page.unroute("**/session")
         page.get_by_role("button", name="Sample gallery").click()
         page.wait_for_url("**/#/explore/sample", timeout=120_000)
         page.wait_for_selector("item-map > .tools:not([hidden])", timeout=120_000)

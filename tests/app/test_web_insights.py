@@ -70,7 +70,7 @@ def ids(page) -> list[str]:
 
 
 def test_a_slow_page_does_not_replace_the_page_that_was_opened_after_it(opened):
-    page = opened(path="/#/explore/photos")
+    page = opened(path="/#/explore/photos", allowed=("404",))
     page.wait_for_selector(".tile img")
     held = []
     page.route("**/photos/inspections", lambda route: held.append(route))
@@ -83,7 +83,10 @@ def test_a_slow_page_does_not_replace_the_page_that_was_opened_after_it(opened):
             request.continue_()
     page.wait_for_timeout(1000)  # Insights draws what it found
     assert page.locator(".insights").count() == 0
-    page.get_by_role("link", name="Collections").click()
+    page.goto(page.url.split("#")[0] + "#/explore/missing")
+    page.wait_for_selector("main :text('missing')")
+    assert page.locator(":text('missing'):visible").count() == 1, "the reason is on the screen once"
+    page.locator("main").get_by_role("link").click()
     page.wait_for_selector("h1:has-text('Collections')")
     assert "photos" not in page.evaluate("document.body.dataset.drop"), "a drop is no longer of Explore"
     assert page.evaluate("!document.dispatchEvent(new DragEvent('dragover', {cancelable: true}))")

@@ -75,6 +75,22 @@ def test_an_image_opens_next_to_the_grid_and_follows_the_focus(explore):
     page.keyboard.press("Escape")
     assert page.locator("dialog.viewer[open]").count() == 0
     page.wait_for_function("() => !location.hash.includes('open=')")
+    tile.click()
+    page.set_viewport_size(PHONE["viewport"])  # as when a tablet is turned
+    page.wait_for_selector("dialog.viewer:modal")
+
+
+@pytest.mark.parametrize("context", [{}, PHONE], ids=["desktop", "phone"])
+def test_an_image_keeps_its_size_when_a_hint_appears(explore, context):
+    page = explore(**context)
+    page.locator(".tile").first.click()
+    page.wait_for_selector(".viewer .neighbors li")
+    stage = page.locator("viewed-image")
+    before = stage.bounding_box()
+    assert before["height"] > 0.3 * page.viewport_size["height"]
+    page.get_by_role("button", name="Where it looks").click()
+    page.wait_for_selector("viewed-image .attention:not([hidden])")
+    assert stage.bounding_box() == before
 
 
 def test_a_touch_opens_and_the_corner_selects(explore):
