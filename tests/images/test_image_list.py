@@ -385,7 +385,7 @@ def test_links_to_folders_are_not_followed_and_reported_once(photo_folder, tmp_p
     with caplog.at_level(logging.WARNING):
         assert names(folder) == names(folder) == ["cat/a.png", "dog/b.png", "linked.png"]
     (warning,) = (record.getMessage() for record in caplog.records)
-    assert warning.startswith(f"{folder} contains 2 links to folders, such as {folder}/cat/elsewhere")
+    assert warning.startswith(f"{folder} contains links to folders (2), such as {folder}/cat/elsewhere")
 
 
 def test_files_that_are_no_images_are_counted_once(photo_folder, caplog):
