@@ -63,9 +63,9 @@ def test_no_screen_has_findings(opened, served, axe, theme, context):
     page.wait_for_selector(".viewer[open] .neighbors li")
     assert findings() == []
     page.get_by_role("button", name="Close", exact=True).click()
-    page.locator(".menu > summary").click()
+    page.get_by_role("button", name="View", exact=True).click()
     assert findings() == []
-    page.locator(".menu > summary").click()
+    page.get_by_role("button", name="View", exact=True).click()
     for key in ("l", "v", "?"):
         page.locator(".sheet").focus()
         page.keyboard.press(key)
