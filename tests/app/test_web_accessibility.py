@@ -21,12 +21,12 @@ HIDDEN = """() => {
         if (!one.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
         const {left, top, width, height} = one.getBoundingClientRect(), name = one.outerHTML.slice(0, 200);
         if (one.value && one.scrollWidth > one.clientWidth + 1) found.push(`cut: ${name}`);
-        const [x, y] = [left + width / 2, top + height / 2], hit = document.elementFromPoint(x, y);
+        const [x, y] = [left + width / 2, top + height / 2], over = document.elementFromPoint(x, y);
         let pane = one.parentElement;
         const isInside = box => x > box.left && x < box.right && y > box.top && y < box.bottom;
         while (pane && isInside(pane.getBoundingClientRect())) pane = pane.parentElement;
-        if (pane || !hit || hit.closest('#messages')) continue;  // scrolled out of a pane or the screen
-        if (!one.contains(hit) && !one.labels?.[0]?.contains(hit)) found.push(`covered: ${name}`);
+        if (pane || !over || over.closest('#messages')) continue;  // scrolled out of a pane or the screen
+        if (!one.contains(over) && !one.labels?.[0]?.contains(over)) found.push(`covered: ${name}`);
     }
     return found;
 }"""
