@@ -38,7 +38,7 @@ from nnclr_hub.store.base import Match
 from nnclr_hub.workbench import Example, SearchQuery
 
 log = logging.getLogger(__name__)
-K = 23  # neighbors
+K = 24  # neighbors, and images among which the first is chosen
 SAME = 0.9  # least score of an image with its own thumbnail
 PARTS = 6  # images in which a part is looked for
 EPOCHS = 6  # checkpoints whose neighbors are shown
@@ -46,7 +46,13 @@ START_S, FIT_S = 600.0, 120.0  # for a server to load, and for a probe
 GRACE_S = 5  # for open pages at the end
 FIELD, PROBE = "label", "demo"
 Gallery = partial(
-    gr.Gallery, type="pil", show_label=False, height="max-content", object_fit="contain", allow_preview=False
+    gr.Gallery,
+    type="pil",
+    show_label=False,
+    height="max-content",
+    object_fit="contain",
+    allow_preview=False,
+    interactive=False,
 )
 # as many columns as fit; those of a number of columns are cut off on a phone
 CSS = ".flow .grid-container { grid-template-columns: repeat(auto-fill, minmax(135px, 1fr)) !important }"

@@ -33,8 +33,8 @@ def search(page: Any, place: int = 0) -> list[str]:
 
 def option(page: Any, name: str) -> Any:
     """Return a control of the menu View, which is opened."""
-    if page.locator(".menu[open]").count() == 0:
-        page.locator(".menu > summary").click()
+    if page.locator(".menu:popover-open").count() == 0:
+        page.get_by_role("button", name="View", exact=True).click()
     return page.locator(".menu").get_by_label(name)
 
 

@@ -139,6 +139,11 @@ export async function finished(id, onProgress = () => {}) {
   }
 }
 
+/** The encoders that the server serves, the default one first. @returns {Promise<string[]>} */
+export async function models() {
+  return (await rest('GET', '../../v1/models')).data.map((/** @type {{id: string}} */ one) => one.id);
+}
+
 /** Path of a collection's resource. @param {string} name @param {...string} parts */
 export function path(name, ...parts) {
   return ['collections', name, ...parts].map(encodeURIComponent).join('/');

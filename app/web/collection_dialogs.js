@@ -1,18 +1,17 @@
 // The dialogs of the page Collections.
-import {pages, path, rest} from './api.js';
+import {models, pages, path, rest} from './api.js';
 import {copy, createCollection, targets} from './copying.js';
 import {ask, button, count, iconButton, make, openDialog, progressBar, say} from './dom.js';
+import {startInspection} from './findings.js';
 import {jobBar} from './jobs.js';
 
 /** A choice of the encoders that the server serves. @param {string} [except] @returns {Promise<HTMLSelectElement>} */
 async function encoders(except) {
-  const answer = await rest('GET', '../../v1/models');
+  const others = (await models()).filter(one => one !== except);
   return make(
     'select',
     {'aria-label': 'Encoder'},
-    answer.data
-      .filter((/** @type {any} */ one) => one.id !== except)
-      .map((/** @type {any} */ one) => make('option', {value: one.id}, one.id)),
+    others.map(one => make('option', {value: one}, one)),
   );
 }
 
@@ -110,14 +109,12 @@ export async function serverFolder(info) {
 /** Make a collection of a folder that the server reads, with a map. */
 export async function newFromFolder() {
   const {fields, action, add, name} = await folderFields(),
-    {
-      data: [first],
-    } = await rest('GET', '../../v1/models'),
+    [first] = await models(),
     bar = jobBar('Adding the folder');
   ask('A folder of this computer', action, [...fields, bar.element], async () => {
-    const collection = await createCollection(name(), first.id, 'auto');
+    const collection = await createCollection(name(), first, 'auto');
     await bar.follow((await add(collection)).id);
-    await rest('POST', path(collection, 'inspections'), {json: {write_fields: true}, noted: true});
+    await startInspection(collection);
     location.hash = `#/explore/${encodeURIComponent(collection)}`;
   });
 }

@@ -1,9 +1,10 @@
 // The page Collections: create, fill, look after and delete collections; the jobs of the server.
-import {ROOT, imageUrl, path, rest} from './api.js';
+import {ROOT, imageUrl, models, path, rest} from './api.js';
 import {create, drop, manage, newFromFolder, serverFolder} from './collection_dialogs.js';
 import {createCollection} from './copying.js';
 import {button, count, make, repeat, say, sayError} from './dom.js';
 import {onDrop} from './drops.js';
+import {startInspection} from './findings.js';
 import {jobList, timeOf} from './jobs.js';
 import {IMPORTED, addFiles, cutOff, importFile, shown} from './uploads.js';
 
@@ -56,10 +57,8 @@ export async function showCollections(main, session) {
         files,
         session.collections.map(one => one.name),
       ),
-      {
-        data: [first],
-      } = await rest('GET', '../../v1/models');
-    await createCollection(name, first.id, 'auto');
+      [first] = await models();
+    await createCollection(name, first, 'auto');
     await draw();
     const made = () => session.collections.find(one => one.name === name),
       info = made();
@@ -67,7 +66,7 @@ export async function showCollections(main, session) {
     await draw();
     if ((made()?.count ?? 0) < 2) return;
     // the screen that opens looks for this job
-    await rest('POST', path(name, 'inspections'), {json: {write_fields: true}, noted: true}).catch(sayError);
+    await startInspection(name).catch(sayError);
     if (!left) location.hash = `#/explore/${encodeURIComponent(name)}`;
   };
   const drop = (/** @type {File[]} */ files, /** @type {Element} */ target) => {

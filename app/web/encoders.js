@@ -1,9 +1,10 @@
 // Which encoder suits a collection: a comparison of those that the server serves, and the change to another one.
-import {path, rest} from './api.js';
+import {models, path, rest} from './api.js';
 import {button, count, make, say} from './dom.js';
 import {fieldOf} from './explorer.js';
 import {jobBar} from './jobs.js';
 
+const MOST = 7; // encoders in a comparison
 const FLOOR = 'pixels'; // small copies of the images themselves: an encoder that is not better has learned nothing here
 
 /**
@@ -15,30 +16,18 @@ export function encoderCard(name, canWrite) {
   const body = make('div.stack'),
     bar = jobBar('Comparing');
   const draw = async () => {
-    const [{data}, info, result] = await Promise.all([
-      rest('GET', '../../v1/models'),
-      rest('GET', path(name)),
-      newest(name),
-    ]);
-    const served = data.map((/** @type {any} */ one) => one.id);
-    body.replaceChildren(
-      ...(result
-        ? table(name, result, info.model, served, canWrite)
-        : [
-            make('p.note', [
-              `This collection uses ${info.model || 'an unknown encoder'}; the server serves ${served.join(', ')}.`,
-            ]),
-          ]),
-    );
+    const [served, info, result] = await Promise.all([models(), rest('GET', path(name)), newest(name)]);
+    const about = `This collection uses ${info.model || 'an unknown encoder'}; the server serves ${served.join(', ')}.`;
+    body.replaceChildren(...(result ? table(name, result, info.model, served, canWrite) : [make('p.note', [about])]));
   };
   const compare = button('similar', 'Compare encoders', async () => {
     compare.disabled = true;
     try {
-      const {id} = await rest('POST', path(name, 'comparisons'), {
-        json: {models: await chosen(name), field: await fieldOf(name)},
-        noted: true,
-      });
-      await bar.follow(id);
+      const [served, {model}, field] = await Promise.all([models(), rest('GET', path(name)), fieldOf(name)]);
+      // that of the collection first: the others are compared with it
+      const chosen = [...new Set([...served.filter(one => one === model), ...served])].slice(0, MOST);
+      const json = {models: [...chosen, FLOOR], field};
+      await bar.follow((await rest('POST', path(name, 'comparisons'), {json, noted: true})).id);
       await draw();
     } finally {
       compare.disabled = false;
@@ -54,18 +43,6 @@ export function encoderCard(name, canWrite) {
     bar.element,
     body,
   ]);
-}
-
-/** The encoder of the collection first, then the others of the server, and the floor. @param {string} name */
-async function chosen(name) {
-  const [{data}, {model}] = await Promise.all([rest('GET', '../../v1/models'), rest('GET', path(name))]);
-  const served = data.map((/** @type {any} */ one) => one.id);
-  return [
-    ...served.filter((/** @type {string} */ one) => one === model),
-    ...served.filter((/** @type {string} */ one) => one !== model),
-  ]
-    .slice(0, 7)
-    .concat(FLOOR);
 }
 
 /** Result of the newest comparison that the server still has. @param {string} name */

@@ -57,7 +57,7 @@ export async function showExplore(main, name, address, session) {
       make('div.arrange', [
         filters,
         mapToggle,
-        view.element,
+        ...view.element,
         labels ? button('check', 'Probe', () => showProbe(explorer, labels.field)) : null,
       ]),
     ]),
@@ -193,29 +193,19 @@ class ViewMenu {
       act(box.checked);
       return make('label.row', box, text);
     };
-    this.element = make(
-      'details.menu',
-      {
-        onkeydown: event => {
-          if (event.key !== 'Escape') return;
-          this.element.open = false;
-          this.element.firstChild.focus();
-        },
-        onfocusout: event => {
-          if (event.relatedTarget && !this.element.contains(event.relatedTarget)) this.element.open = false;
-        },
-      },
-      [
-        make('summary.button', {'aria-label': 'View'}, icon('settings'), make('span', 'View')),
-        make('div.stack', [
-          make('label', 'Order', this.order),
-          make('label', 'Group by', this.group),
-          make('label', 'Size of the images', size),
-          option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)),
-          canWrite ? option('A label key goes to the next image', 'advance') : '',
-        ]),
-      ],
-    );
+    this.element = [
+      make('button.button', {type: 'button', 'aria-label': 'View', popovertarget: 'view-menu'}, [
+        icon('settings'),
+        make('span', 'View'),
+      ]),
+      make('div.menu.stack', {id: 'view-menu', popover: true}, [
+        make('label', 'Order', this.order),
+        make('label', 'Group by', this.group),
+        make('label', 'Size of the images', size),
+        option('Labels on the images', 'tags', on => grid.classList.toggle('no-tags', !on)),
+        canWrite ? option('A label key goes to the next image', 'advance') : '',
+      ]),
+    ];
     this.fill();
   }
 

@@ -48,20 +48,22 @@ export async function running(name) {
 }
 
 /**
- * Inspect a collection, and write the findings into the metadata.
+ * Let the server inspect a collection, and write the findings into the metadata.
+ * @param {string} name
+ * @returns {Promise<string>} id of the job
+ */
+export async function startInspection(name) {
+  const json = {field: await fieldOf(name), write_fields: true};
+  return (await rest('POST', path(name, 'inspections'), {json, noted: true})).id;
+}
+
+/**
+ * Inspect a collection, unless that runs already, and show it.
  * @param {string} name
  * @param {ReturnType<import('./jobs.js').jobBar>} bar
  */
 export async function inspect(name, bar) {
-  return bar.follow(
-    (await running(name)) ??
-      (
-        await rest('POST', path(name, 'inspections'), {
-          json: {field: await fieldOf(name), write_fields: true},
-          noted: true,
-        })
-      ).id,
-  );
+  return bar.follow((await running(name)) ?? (await startInspection(name)));
 }
 
 /**

@@ -1,6 +1,6 @@
 // Labels of a metadata key, and the keys 1 to 9 that give them.
 import {ApiError, path, rest} from './api.js';
-import {button, count, make, openDialog, sayError} from './dom.js';
+import {button, count, keyed, make, openDialog, sayError, textButton} from './dom.js';
 import {write} from './edits.js';
 
 const KEYS = 9;
@@ -172,18 +172,7 @@ export class Labels extends EventTarget {
       found.replaceChildren(
         make('p', text),
         others.length ? make('label.row', whole, `Write the other columns, too: ${others.join(', ')}`) : '',
-        give
-          ? make(
-              'button.button.strong',
-              {
-                onclick: () => {
-                  dialog.close();
-                  give(whole.checked);
-                },
-              },
-              'Write the labels',
-            )
-          : '',
+        give ? textButton('Write the labels', () => (dialog.close(), give(whole.checked)), 'button.strong') : '',
       );
     };
     const give = (/** @type {any} */ label) => {
@@ -323,33 +312,29 @@ class LabelKeys extends HTMLElement {
   constructor(labels, rows) {
     super();
     const {explorer} = labels;
+    const note = make('span.note'),
+      row = make('div.keys-row');
+    this.append(note, row);
     const draw = () => {
       const {keys, field} = labels,
-        chosen = rows(),
-        focused = [...(this.lastElementChild?.children ?? [])].indexOf(/** @type {any} */ (document.activeElement));
-      const buttons = keys.flatMap((label, place) =>
-        label === null
-          ? []
-          : [
-              make(
-                'button.button',
-                {
-                  'aria-pressed': String(
-                    chosen.length > 0 && chosen.every(row => explorer.rows.metadata[row][field] === label),
-                  ),
-                  onclick: () => {
-                    if (rows().length) labels.give(rows(), label);
-                  },
-                },
-                [make('kbd', String(place + 1)), ` ${label}`],
-              ),
-            ],
+        chosen = rows();
+      const entries = keys.map((label, place) => ({label, place})).filter(one => one.label !== null);
+      keyed(
+        row,
+        entries,
+        ({label, place}) => `${place} ${label}`,
+        ({label, place}, before) => {
+          const give = () => void (rows().length && labels.give(rows(), label));
+          const key = before ?? make('button.button', {onclick: give}, [make('kbd', String(place + 1)), ` ${label}`]);
+          key.ariaPressed = String(
+            chosen.length > 0 && chosen.every(one => explorer.rows.metadata[one][field] === label),
+          );
+          return key;
+        },
       );
       const one = explorer.selected.has(chosen[0]) ? 'selected image' : 'image';
       const whose = explorer.selected.size && chosen.length ? ` of ${count(chosen.length, one)}` : '';
-      const text = buttons.length ? `${field}${whose}:` : 'L labels an image. Labels get the keys 1 to 9.';
-      this.replaceChildren(make('span.note', text), make('div.keys-row', buttons));
-      if (focused >= 0) /** @type {HTMLElement} */ (this.lastElementChild?.children[focused])?.focus();
+      note.textContent = entries.length ? `${field}${whose}:` : 'L labels an image. Labels get the keys 1 to 9.';
     };
     this.role = 'group';
     this.ariaLabel = 'Labels of the keys';

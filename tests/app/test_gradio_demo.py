@@ -78,7 +78,7 @@ def test_each_event_is_an_endpoint_that_answers_as_the_library_does(client, serv
     path = sorted((photos / "cat").iterdir())[4]
     bench = served.bench
     found = client.predict(handle_file(str(path)), api_name="/search")
-    expected = bench.search("photos", SearchQuery([path], k=23))
+    expected = bench.search("photos", SearchQuery([path], k=24))
     assert [one["caption"] for one in found] == [f"{one.metadata['label']} {one.score:.2f}" for one in expected]
 
     overlay, _ = client.predict(handle_file(str(path)), api_name="/attention")
@@ -207,7 +207,7 @@ def test_each_act_opens_with_an_answer(demo, chromium, served):
     page.set_default_timeout(60_000)
     page.goto(demo)
     captions = "[...document.querySelectorAll('.caption-label')].map(one => one.innerText)"
-    page.wait_for_function(f"() => {captions}.length === 23")
+    page.wait_for_function(f"() => {captions}.length === 24")
     before = page.evaluate(captions)
     page.locator("button.thumbnail-item, .grid-container button").nth(2).click()
     page.wait_for_function(f"before => {captions}[0] !== before[0]", arg=before)

@@ -21,12 +21,12 @@ HIDDEN = """() => {
         if (!one.checkVisibility({visibilityProperty: true, opacityProperty: true})) continue;
         const {left, top, width, height} = one.getBoundingClientRect(), name = one.outerHTML.slice(0, 200);
         if (one.value && one.scrollWidth > one.clientWidth + 1) found.push(`cut: ${name}`);
-        const [x, y] = [left + width / 2, top + height / 2], front = document.elementFromPoint(x, y);
+        const [x, y] = [left + width / 2, top + height / 2], over = document.elementFromPoint(x, y);
         let pane = one.parentElement;
         const isInside = box => x > box.left && x < box.right && y > box.top && y < box.bottom;
         while (pane && isInside(pane.getBoundingClientRect())) pane = pane.parentElement;
-        if (pane || !front || front.closest('#messages')) continue;  // scrolled out of a pane or the screen
-        if (!one.contains(front) && !one.labels?.[0]?.contains(front)) found.push(`covered: ${name}`);
+        if (pane || !over || over.closest('#messages')) continue;  // scrolled out of a pane or the screen
+        if (!one.contains(over) && !one.labels?.[0]?.contains(over)) found.push(`covered: ${name}`);
     }
     return found;
 }"""
@@ -63,9 +63,9 @@ def test_no_screen_has_findings(opened, served, axe, theme, context):
     page.wait_for_selector(".viewer[open] .neighbors li")
     assert findings() == []
     page.get_by_role("button", name="Close", exact=True).click()
-    page.locator(".menu > summary").click()
+    page.get_by_role("button", name="View", exact=True).click()
     assert findings() == []
-    page.locator(".menu > summary").click()
+    page.get_by_role("button", name="View", exact=True).click()
     for key in ("l", "v", "?"):
         page.locator(".sheet").focus()
         page.keyboard.press(key)
