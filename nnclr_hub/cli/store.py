@@ -637,6 +637,7 @@ def delete(
 def _chosen(
     collection: Collection, ids: list[str] | None, where: str | None, table: Path | None, path_column: str | None
 ) -> dict[str, Any]:
+    from nnclr_hub.store.edits import check_choice
     from nnclr_hub.workbench.metadata import match_items
 
     if sum(one is not None for one in (ids, where, table)) != 1:
@@ -644,8 +645,11 @@ def _chosen(
     if table is not None:
         rows = read_rows(LabelTable(table, path_column=path_column), [], empty=True)
         return {"ids": list(match_items(collection, rows).cells)}
-    note_unknown_keys(collection, parse_where(where))
-    return {"ids": ids} if where is None else {"where": parse_where(where)}
+    if (condition := parse_where(where)) is None:
+        return {"ids": ids}
+    check_choice(None, condition)  # before a question
+    note_unknown_keys(collection, condition)
+    return {"where": condition}
 
 
 def _unknown(name: str, ids: list[str] | None, found: int) -> str:

@@ -55,8 +55,8 @@ class DuplicatesRequest(Request):
 
     def validate(self) -> None:
         """Raise InvalidRequest for an invalid filter, or one without a threshold."""
-        super().validate()
         parse(self.where)
+        super().validate()
         if self.threshold is None and (self.where is not None or self.exact):
             raise InvalidRequest("where and exact need a threshold; set threshold, or remove them.")
 

@@ -183,9 +183,9 @@ class ProbeFit(FitOptions):
 
     def validate(self) -> None:
         """Raise InvalidRequest unless there is one source of rows."""
+        parse(self.where)
         super().validate()
         check_name(self.name, "Probe name")
-        parse(self.where)
         if self.field is not None:
             check_key(self.field)
         if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):

@@ -200,6 +200,7 @@ class SearchQuery(Request):
         Raises:
             InvalidRequest, InvalidFilter: what is wrong.
         """
+        parse(self.where)
         super().validate()
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
@@ -209,8 +210,6 @@ class SearchQuery(Request):
                 f"k + offset must be at most {checks.MAX_SEARCH_K}, got {self.k} + {self.offset}; "
                 "narrow the search with where."
             )
-        if self.where is not None:
-            parse(self.where)
         if self.group_by == "":
             raise InvalidRequest("group_by must be a metadata key, got ''.")
         if self.group_by is not None and len(self.examples) > 1:

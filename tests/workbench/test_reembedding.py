@@ -140,7 +140,7 @@ def test_edits_copy_metadata_without_embedding_again(bench, other, monkeypatch):
 
     def edit(done, total):
         if not edited:
-            edited.append(bench.update_metadata("c", {"label": "edited"}, where={}))
+            edited.append(bench.update_metadata("c", {"label": "edited"}, where={"must_not": [{"ids": []}]}))
 
     report = reembed(bench, "c", other, progress=edit)
     assert (edited, report.embedded) == ([60], 60)
