@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
     from nnclr_hub.table_rows import LabelTable
 
-LEAST_SIDE = 32
+LEAST_SIDE = 32  # pixels
 COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 COMPARE |= {"min_length": operator.ge, "max_length": operator.le}
 WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least"}
@@ -160,7 +160,7 @@ def content_id(data: bytes) -> str:
 
 
 @dataclass(frozen=True)
-class FolderRequest:
+class FolderRequest(Request):
     """A folder whose images a collection is to hold.
 
     folder: read with its subfolders; an image's parent folder is its label. Or an archive, an address or a pattern,
@@ -183,10 +183,7 @@ class FolderRequest:
     tiling: Tiling | None = None
     labels: LabelTable | str | Path | None = None
     source: str | None = None
-    shrink: int | None = None
-
-    def __post_init__(self) -> None:
-        self.validate()
+    shrink: int | None = option("", None, ge=LEAST_SIDE)
 
     @classmethod
     def of(cls, folder: FolderRequest | str | Path) -> FolderRequest:
@@ -195,14 +192,13 @@ class FolderRequest:
 
     def validate(self) -> None:
         """Raise InvalidRequest if a value is outside of its limits."""
-        if self.shrink is not None and self.shrink < LEAST_SIDE:
-            raise InvalidRequest(f"shrink must be at least {LEAST_SIDE} pixels, got {self.shrink}.")
+        super().validate()
         if self.tiling is not None and (self.source is not None or self.shrink is not None):
             raise InvalidRequest("Tiles are read from files of this machine; leave out source and shrink.")
 
 
 @dataclass(frozen=True)
-class NewCollection:
+class NewCollection(Request):
     """A collection to create; see `CollectionSpec`.
 
     model: source of its encoder; None: the default, or an unknown encoder if `dim` is given.
@@ -217,11 +213,9 @@ class NewCollection:
     precision: Precision = "f32"
     vectors: Compared = "auto"
 
-    def __post_init__(self) -> None:
-        self.validate()
-
     def validate(self) -> None:
         """Raise InvalidRequest or InvalidFilter for an invalid value."""
+        super().validate()
         if self.model is not None and self.dim is not None:
             raise InvalidRequest("Give a model or dim, not both; a model determines the length of its vectors.")
         for key in self.indexed:
@@ -236,7 +230,7 @@ class NewCollection:
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of PUT /api/v1/collections/{name}."""
-        body = {one.name: getattr(self, one.name) for one in fields(self)} | {"indexed": list(self.indexed)}
+        body = super().as_json() | {"indexed": list(self.indexed)}
         return {name: value for name, value in body.items() if value is not None}
 
     def _with_options(self, spec: CollectionSpec) -> CollectionSpec:
