@@ -548,7 +548,6 @@ def _import_file(file: Path, name: str | None, place: Place, as_json: bool) -> N
 
 
 def _dim_of(file: Path, format: ImportFormat) -> int | None:
-    """Return the length of the first vector of a file; None if it has none."""
     from nnclr_hub.store.base import Item
     from nnclr_hub.workbench.item_file import read_items
 
@@ -653,7 +652,6 @@ def _chosen(
 
 
 def _unknown(name: str, ids: list[str] | None, found: int) -> str:
-    """Return how many of the ids no item has, to append to a report; raise ItemNotFound if none exists."""
     if ids and not found:
         raise ItemNotFound(f"No item of {name} has the id {_some(ids)}.")
     unknown = len(set(ids or ())) - found

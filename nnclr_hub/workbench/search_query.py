@@ -358,7 +358,6 @@ def crop_to_box(image: AnyImage, box: Box) -> AnyImage:
 
 
 def _check_one_form(single: Mapping[str, Any], positive: Sequence[Any] | None) -> None:
-    """Refuse a query that gives both one example by its fields and a list of examples, or neither."""
     if positive is not None and single.keys() == {"box"}:
         raise InvalidRequest("A box belongs to an image; put it into the example that has the image.")
     if (positive is None) == (not single):
