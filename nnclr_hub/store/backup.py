@@ -521,7 +521,7 @@ class _Place:
         """Return the content of a chunk; raise StoreCorrupt if it is missing or damaged."""
         sha256, size = chunk
         data = self._read(f"chunks/{sha256}")
-        if len(data) != size:
+        if len(data) != size or hashlib.sha256(data).hexdigest() != sha256:
             again = "" if self.folder else f", and delete {self._address}/chunks/{sha256}, which backups share"
             raise StoreCorrupt(f"{self._address}/chunks/{sha256} is damaged; use another backup{again}.")
         return data
