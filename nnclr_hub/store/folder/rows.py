@@ -79,6 +79,7 @@ def delete_rows(connection: sqlite3.Connection, changes: Changes, rows: Sequence
     """Delete rows (row id, id) that exist; return how many."""
     if rows:  # one by one: for many in one statement, SQLite copies each page that changes to a temporary file
         connection.executemany("DELETE FROM items WHERE rid = ?", ((rid,) for rid, _ in rows))
+        connection.executemany("INSERT INTO oplog (op, rid, id) VALUES ('-', ?, ?)", rows)
         changes.deleted += [rid for rid, _ in rows]
     return len(rows)
 
