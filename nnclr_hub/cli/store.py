@@ -454,7 +454,7 @@ def duplicates(place: Place, name: Name, near: Near = None, exact: Exact = False
 
 @verb()
 def export(place: Place, name: Name, folder: NewFolder, thumbnails: Thumbnails = True, as_json: Json = False) -> None:
-    """Export a collection as Parquet and safetensors files. Works while a server uses the store.
+    """Export a collection as Parquet files. Works while a server uses the store.
 
     Example: nnclr store export photos photos-export
     """

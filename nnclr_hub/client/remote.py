@@ -450,14 +450,14 @@ class RemoteStore(VectorStore):
 
     def get(self, name: str) -> RemoteCollection:
         """Return the collection with that name or alias."""
-        info = self._connection.send(Call("GET", _path(name))).read(_read_info)
+        info = self._connection.send(Call("GET", self._existing(name))).read(_read_info)
         collection = RemoteCollection(self._connection, info.name)
         collection.spec = info.spec
         return collection
 
     def drop(self, name: str) -> None:
         """Delete a collection with everything in it, and its aliases."""
-        self._connection.send(Call("DELETE", _path(name), gone=CollectionNotFound))
+        self._connection.send(Call("DELETE", self._existing(name), gone=CollectionNotFound))
 
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name."""
@@ -483,11 +483,18 @@ class RemoteStore(VectorStore):
 
     def rename(self, name: str, to: str) -> None:
         """Rename a collection; its aliases follow."""
-        self._connection.send(Call("PATCH", _path(name), json={"name": to}))
+        self._connection.send(Call("PATCH", self._existing(name), json={"name": to}))
 
     def close(self) -> None:
         """Close the connections."""
         self._connection.close()
+
+    def _existing(self, name: str) -> str:
+        """Return the path of a collection; as in every store, one with an invalid name does not exist."""
+        try:
+            return _path(name)
+        except InvalidRequest:
+            raise self.not_found(name) from None
 
 
 # ------------------------------------------------------------------------------ inside

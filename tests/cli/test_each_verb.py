@@ -32,6 +32,7 @@ class Step:
     said: a part of each of its error lines; a call that fails has one.
     same: whether the output is the same at each address; otherwise only the exit code is.
     at: the addresses where it is called.
+    placed: whether it takes an address.
     """
 
     words: str
@@ -40,6 +41,7 @@ class Step:
     said: tuple[str, ...] = field(default=())
     same: bool = True
     at: tuple[str, ...] = ADDRESSES
+    placed: bool = True
 
 
 STEPS = [
@@ -110,6 +112,10 @@ STEPS = [
     Step("store repair v", 2, at=("http",)),
     Step("store repair", 2, at=("http", "milvus")),
     Step("store backup {backups} --json", has=('"items"',), at=("folder",), same=False),
+    Step("store backups {backups}", has=("v (",), at=("folder",), placed=False),
+    Step("store verify-backup {backups}", has=("intact",), at=("folder",), placed=False),
+    Step("store restore {backups} {restored}", has=("Restored backup",), at=("folder",), placed=False, same=False),
+    Step("store restore {nowhere} {restored}", 2, at=("folder",), placed=False),
     Step("store backup --json", has=('"items"',), at=("http",), same=False),
     Step("store backup {backups}", 2, at=("http",)),
     Step("store backup", 2, at=("folder",)),
@@ -149,7 +155,8 @@ STEPS = [
     Step("store reembed c --model nowhere", 2),
     Step("store reembed nothing --model {other}", 1),
     Step("store reembed c --model {other}", 2, at=("milvus",)),
-    Step("store reembed c --model {other}", 1, at=NOT_MILVUS),  # the imported image has no file
+    Step("store reembed c --model {other}", 1, at=("folder",)),  # the imported image has no file
+    Step("store reembed c --model {other} --skip-missing", has=("c.old",), at=("http",)),  # it keeps the originals
     Step("store reembed c --model {other} --skip-missing", has=("8 items", "1 left out", "c.old"), at=("folder",)),
 ]
 
@@ -164,7 +171,7 @@ def files(model, make_model, image_files, tmp_path_factory) -> dict[str, Any]:
         shutil.copy(image_files[number * 8], photos / f"{number}.jpg")
     shutil.copy(photos / "0.jpg", photos / "copy.jpg")
     shutil.copytree(make_model(seed=1), folder / "another")
-    named = {name: folder / name for name in ("exported", "whole", "backups", "nowhere", "report", "probe")}
+    named = {name: folder / name for name in ("exported", "whole", "backups", "nowhere", "report", "probe", "restored")}
     named |= {"model": model, "other": "another", "photos": photos, "sheet": folder / "sheet.html"}
     named |= {"image": photos / "0.jpg", "last": photos / "6.jpg", "broken": folder / "broken.jpg"}
     named |= {name: folder / f"{name}.{kind}" for name, kind in (("table", "csv"), ("labels", "csv"), ("rows", "npy"))}
@@ -197,7 +204,7 @@ def items() -> list[Item]:
 def server(files, model, tmp_path_factory, serve):
     folder = tmp_path_factory.mktemp("server")
     options: dict[str, Any] = {"write_keys": (f"tests:{KEY}",), "source_folders": [str(files["photos"])]}
-    for running in serve(model, folder / "store", backup_to=str(folder / "backups"), **options):
+    for running in serve(model, folder / "store", backup_to=str(folder / "backups"), originals_bytes=10**9, **options):
         running.engines.get(str(files["photos"].parent / "another"))
         yield running
 
@@ -231,7 +238,7 @@ def answers(files, server, tmp_path_factory) -> dict[str, list[tuple[int, str, s
                 words = [
                     names[word[1:-1]] if re.fullmatch(r"\{\w+\}", word) else word for word in shlex.split(step.words)
                 ]
-                code, out, err = nnclr(*words, *place)
+                code, out, err = nnclr(*words, *(place if step.placed else ()))
                 for text, word in ((" ".join(place), "PLACE"), (str(where), "PLACE"), (str(own), "OWN")):
                     out = out.replace(text, word)
                 found[kind].append((code, out, err))
