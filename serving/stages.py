@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 from prometheus_client import Gauge
 
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.errors import DeadlineExceeded, ImageError, NNCLRHubError, NotReady, ServiceError
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 Result = np.ndarray | ImageError  # or whatever the forward function of an ImageTask returns
 MAX_FAILURES = 3  # forward passes in a row, each of one image
 MAX_PAUSE_S = 1.0  # between two checks of the device thread
+SPARE_S = 0.05  # that an image waits for the threads that decode, before one of the others takes it
 
 
 # ---- one request
@@ -202,7 +204,10 @@ class BatchQueue:
     def __init__(self, length: Gauge) -> None:
         self._length = length
         self._items: deque[WorkItem] = deque()
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._changed, self._spare = threading.Condition(lock), threading.Condition(lock)
+        self._idle = 0  # threads in `take` that have nothing to do
+        self._watched = False  # whether a spare thread waits until the first item is late
         self._closed = False
 
     def __len__(self) -> int:
@@ -218,6 +223,9 @@ class BatchQueue:
                 self._items.extend(items)
                 self._length.inc(len(items))
                 self._changed.notify(len(items))
+                self._idle -= (woken := min(self._idle, len(items)))
+                if woken < len(items) and not self._watched:
+                    self._spare.notify()
                 return
         for item in items:
             item.fail(shutting_down())
@@ -238,11 +246,33 @@ class BatchQueue:
         with self._changed:
             while True:
                 while not self._items and not self._closed:
+                    self._idle += 1
                     self._changed.wait()
                 left = self._items[0].queued_at + wait_s - time.monotonic() if self._items else 0.0
                 if left <= 0 or len(self._items) >= min(limit, expected()) or self._closed:
                     return self._take_first(limit, max_bytes)
                 self._changed.wait(left)
+
+    def take_late(self, limit: int, late_s: float, max_bytes: int = 0) -> list[WorkItem]:
+        """Take items as `take` does, but only if the first one has waited so long that all its threads must be busy.
+
+        Threads that only these calls wake cost nothing while the others suffice.
+        """
+        with self._changed:
+            while not self._closed:
+                left = self._items[0].queued_at + late_s - time.monotonic() if self._items else 0.0
+                if not self._items or self._watched:
+                    self._spare.wait()
+                elif left > 0:
+                    self._watched = True
+                    self._spare.wait(left)
+                    self._watched = False
+                else:
+                    batch = self._take_first(limit, max_bytes)
+                    if self._items:
+                        self._spare.notify()
+                    return batch
+            return []
 
     def _take_first(self, limit: int, max_bytes: int) -> list[WorkItem]:
         """Take items from the front. Tasks that must wait keep their places."""
@@ -279,6 +309,7 @@ class BatchQueue:
             items, self._items = list(self._items), deque()
             self._length.dec(len(items))
             self._changed.notify_all()
+            self._spare.notify_all()
         for item in items:
             item.fail(shutting_down())
 
@@ -289,7 +320,8 @@ class BatchQueue:
 class DecodeWorkers:
     """The queue of images as they were given, and the threads that wait for the decoding processes.
 
-    An unreadable image is its own error.
+    An unreadable image is its own error. As many threads as there are cores take images at once. The others take those
+    that wait while these decode costly ones. More threads than cores would only wait for each other.
 
     Args:
         encoder: its `prepare_each` decodes.
@@ -303,7 +335,15 @@ class DecodeWorkers:
         self._seconds = metrics.stage("decode")
         self.queue = BatchQueue(metrics.undecoded)
         self._working: set[WorkItem] = set()
-        self._threads = [threading.Thread(target=self._run, name="decode worker", daemon=True) for _ in range(threads)]
+        self._first = min(threads, usable_cores())
+        take = partial(self.queue.take, max_bytes=LIGHT)
+        take_late = partial(self.queue.take_late, late_s=SPARE_S, max_bytes=LIGHT)
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=[take if n < self._first else take_late], name="decode worker", daemon=True
+            )
+            for n in range(threads)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -315,8 +355,8 @@ class DecodeWorkers:
         for item in tuple(self._working):
             item.fail(shutting_down())
 
-    def _run(self) -> None:
-        while items := self.queue.take(self._share(), max_bytes=LIGHT):
+    def _run(self, take: Callable[[int], list[WorkItem]]) -> None:
+        while items := take(self._share()):
             items = [item for item in items if item.is_wanted()]
             self._working.update(items)
             try:
@@ -333,7 +373,7 @@ class DecodeWorkers:
 
     def _share(self) -> int:
         """Return how many images a thread takes, so that all threads have work."""
-        return min(TOGETHER, 1 + 2 * len(self.queue) // len(self._threads))
+        return min(TOGETHER, 1 + 2 * len(self.queue) // self._first)
 
     def _decode(self, items: Sequence[WorkItem], prepare_each: Callable[[list[Any]], list[Any]]) -> None:
         if not items:

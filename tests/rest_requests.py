@@ -1,8 +1,10 @@
-"""Helpers of REST tests: request bodies, a check of error responses, and waiting for jobs."""
+"""Helpers of REST tests: request bodies, bytes on a socket, a check of error responses, and waiting for jobs."""
 
 import base64
+import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,33 @@ def upload(paths: Iterable[Path]) -> list:
 def as_text(path: Path) -> str:
     """Return an image as base64."""
     return base64.b64encode(path.read_bytes()).decode()
+
+
+def talk(url: str, pieces: Iterable[bytes], *, whole: bool = True) -> bytes:
+    """Send pieces in a packet each, and return what the server sends until it closes the connection.
+
+    Args:
+        whole: False: return when the head of the first response is complete; the connection may be kept.
+    """
+    answer = b""
+    with socket.create_connection((httpx.URL(url).host, httpx.URL(url).port), timeout=120) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with suppress(OSError):  # the server closed the connection, and may have sent an error before
+            for piece in pieces:
+                connection.sendall(piece)
+        with suppress(ConnectionError):
+            while (whole or b"\r\n\r\n" not in answer) and (chunk := connection.recv(65536)):
+                answer += chunk
+    return answer
+
+
+@contextmanager
+def in_flight(request: httpx.Request) -> Iterator[None]:
+    """Send a request, and disconnect at the end of the block without reading the response."""
+    lines = [f"{request.method} {request.url.path} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
+    with socket.create_connection((request.url.host, request.url.port)) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())
+        yield
 
 
 def is_problem(response: httpx.Response, status: int, code: str) -> str:

@@ -14,17 +14,16 @@ from nnclr_hub.cli.verbs import (
     bar,
     check_folder,
     err,
-    loaded_encoder,
     new_table,
-    out,
     parse_numbers,
-    print_json,
+    show,
 )
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.plural import counted
 
 if TYPE_CHECKING:
     from PIL import Image
+    from rich.table import Table
 
     from nnclr_hub.encoder.attention import AttentionMap, Query
 
@@ -81,6 +80,7 @@ def attention(
     from nnclr_hub.encoder.attention import AttentionSettings, check_opacity
     from nnclr_hub.encoder.attention.figure import query_figure
     from nnclr_hub.encoder.attention.query import require_inside
+    from nnclr_hub.workbench import Encoders
 
     check_opacity(opacity)
     query = _query(point, box)
@@ -91,7 +91,7 @@ def attention(
     decoded, *_ = [_read(one, source) for one in (image, *target)]
     if query is not None:
         require_inside(query, decoded.size)
-    maps = loaded_encoder(source).attention_maps(settings, image, target)
+    maps = Encoders(source).get().attention_maps(settings, image, target)
     shown = list(zip(target or [image], paths, maps, strict=True))
     to_folder = to.suffix != ".png"
     for _, path, one in shown:
@@ -99,10 +99,8 @@ def attention(
     if to_folder and (query is not None or target):
         names = [path.name for path in (image, *(target or [image]))]
         (to / FIGURE).write_bytes(query_figure(decoded, query, maps, names, opacity))
-    if as_json:
-        print_json([{"image": str(name), "file": str(path), **one.describe()} for name, path, one in shown])
-        return
-    _print(shown)
+    value = [{"image": str(name), "file": str(path), **one.describe()} for name, path, one in shown]
+    show(as_json, value, _table(shown))
 
 
 def attention_grid(
@@ -136,18 +134,16 @@ def attention_grid(
     for column in columns:
         if column.missing:
             err.print(f"{column.name} is empty: {column.missing}", style="yellow", soft_wrap=True)
-    if as_json:
-        shown = [
-            {"name": column.name, "missing": column.missing, "maps": [one.describe() for one in column.maps]}
-            for column in columns
-        ]
-        print_json({"file": str(to), "images": [str(image) for image in images], "columns": shown})
-        return
-    out.print(f"Wrote {to} ({counted(len(images), 'image')} x {counted(len(columns), 'encoder')})")
+    shown = [
+        {"name": column.name, "missing": column.missing, "maps": [one.describe() for one in column.maps]}
+        for column in columns
+    ]
+    value = {"file": str(to), "images": [str(image) for image in images], "columns": shown}
+    show(as_json, value, f"Wrote {to} ({counted(len(images), 'image')} x {counted(len(columns), 'encoder')})")
 
 
 def _read(path: Path, model: str | None = None) -> Image.Image:
-    """Return an image as an encoder reads it, for people; errors are reported before torch is loaded."""
+    # for people, as an encoder reads it; errors are reported before torch is loaded
     from nnclr_hub.images.channels import for_people
     from nnclr_hub.images.decode import decode_any
     from nnclr_hub.images.reading import ImageReading
@@ -169,7 +165,7 @@ def _query(point: str | None, box: str | None) -> Query | None:
 
 
 def _named(source: str) -> tuple[str, str]:
-    """Split NAME=SOURCE; a source without a name may be a folder or URL that contains "="."""
+    # a source without a name may be a folder or URL that contains "="
     name, equals, where = source.partition("=")
     unnamed = not equals or ":" in name or "?" in name or Path(source).exists()
     return (source, source) if unnamed else (name, where)
@@ -201,7 +197,7 @@ def _output_paths(image: Path, targets: list[Path], to: Path) -> list[Path]:
 
 
 def _refuse_to_overwrite(outputs: list[Path], images: list[Path]) -> None:
-    """Refuse to overwrite any file but maps of earlier calls and their arrays, which carry no marker themselves."""
+    # maps of earlier calls and their arrays, which carry no marker themselves, are replaced
     from nnclr_hub.encoder.attention.maps import is_map_file
 
     inputs = {path.resolve() for path in images}
@@ -221,10 +217,10 @@ def _write(one: AttentionMap, path: Path, opacity: float, *, with_values: bool) 
         np.save(path.with_suffix(".npy"), one.values)
 
 
-def _print(shown: list[tuple[Path, Path, AttentionMap]]) -> None:
+def _table(shown: list[tuple[Path, Path, AttentionMap]]) -> Table:
     table = new_table("image", "map", "cells", "input", "peak", "file")
     for image, file, one in shown:
         height, width = one.values.shape
         sizes = f"{width} x {height}", f"{one.input_size[0]} x {one.input_size[1]}"
         table.add_row(str(image), one.kind, *sizes, f"{one.peak[0]:.0f}, {one.peak[1]:.0f}", str(file))
-    out.print(table)
+    return table

@@ -140,7 +140,6 @@ def index(
 
 
 def _source_of(bench: Bench, name: str) -> str | None:
-    """Return the source of a collection's encoder; None: the collection does not exist."""
     try:
         return bench.store.get(name).spec.model
     except CollectionNotFound:
@@ -248,7 +247,6 @@ def search(
 
 
 def _check_images(query: SearchQuery, reading: ImageReading) -> None:
-    """Raise ImageError or InvalidRequest for an image that cannot be read or does not contain its box."""
     from nnclr_hub.images.decode import decode_any
     from nnclr_hub.workbench.search_query import crop_to_box
 
@@ -273,7 +271,6 @@ def _image(path: Path, reading: ReadingOptions) -> Any:
 
 
 def _example(text: str, box: Any, reading: ReadingOptions) -> Any:
-    """Return the example of an image file, or else of an item id."""
     from nnclr_hub.workbench.search_query import Example
 
     if Path(text).is_file():

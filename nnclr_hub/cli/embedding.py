@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_tiles
-from nnclr_hub.cli.verbs import Backend, Model, bar, check_file, err, list_broken, loaded_encoder, none_read
+from nnclr_hub.cli.verbs import Backend, Model, bar, check_file, err, list_broken, none_read
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.plural import counted
 
@@ -77,7 +77,9 @@ def embed(
         else {"address": ray, "workers": workers, "backend": backend}
     )
     _check_inputs(images, to, how)
-    encoder = loaded_encoder(reading.within(model), backend)
+    from nnclr_hub.workbench import Encoders
+
+    encoder: Any = Encoders(reading.within(model), backend=backend).get()
     if to is None:
         _print_lines(images, encoder, tiling)
     elif _is_file(to):
@@ -189,7 +191,6 @@ def _is_file(to: Path) -> bool:
 
 
 def _shards_of(file: Path) -> Path:
-    """Return the folder of the vectors of a file until all are written."""
     return file.with_name(f"{file.name}.shards")
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nnclr_hub.cli.options import Place, ReadingOptions, on_store, reads_labels, reads_tiles
-from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, note_unknown_keys, out, print_json, show
+from nnclr_hub.cli.verbs import Json, Model, check_folder, err, new_table, note_unknown_keys, show
 from nnclr_hub.errors import InvalidRequest, NNCLRHubError
 from nnclr_hub.plural import counted
 
@@ -159,7 +159,6 @@ def _bars() -> Iterator[Report]:
 
 
 def _source(model: str | None, reading: ReadingOptions, backend: str | None = None) -> Any:
-    """Return an encoder, or hand-crafted features."""
     if model in HAND_CRAFTED:
         from nnclr_hub.encoder.hand_crafted import FLOORS
         from nnclr_hub.images.reading import PLAIN
@@ -199,11 +198,7 @@ def _compare(
                 check_model(source)  # all of them, before torch is imported
         with _bars() as report:
             found = compare_sources(folder, [(one, _source(one, reading)) for one in names], labels, report=report)
-    if as_json:
-        print_json(found.as_json())
-    else:
-        out.print(found.table())
-        out.print(found.conclusion)
+    show(as_json, found.as_json(), found.table(), found.conclusion)
 
 
 def _folder_and_encoders(given: list[str], labels: LabelTable | None) -> tuple[str, list[str]]:

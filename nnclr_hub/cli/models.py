@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nnclr_hub.cli.verbs import Backend, Json, err, new_table, out, print_json
+from nnclr_hub.cli.verbs import Backend, Json, err, new_table, show
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import WEIGHTS
 
@@ -37,9 +37,6 @@ def models(as_json: Json = False) -> None:
     """
     from nnclr_hub.hub.registry import ARCHITECTURES, MODELS
 
-    if as_json:
-        print_json([{**asdict(model), "available": model.available} for model in MODELS.values()])
-        return
     table = new_table("name and accuracy on test splits", "network", "dim", "input", "weights")
     for model in MODELS.values():
         measured = (f"  {name} {value:.3f}" for name, value in model.metrics.items())
@@ -50,8 +47,8 @@ def models(as_json: Json = False) -> None:
             f"{model.input.size} px",
             model.repository or ("here" if model.available else "not in this installation"),
         )
-    out.print(table)
-    out.print(f"\nThese have no weights yet: {', '.join(ARCHITECTURES)}.")
+    value = [{**asdict(model), "available": model.available} for model in MODELS.values()]
+    show(as_json, value, table, f"\nThese have no weights yet: {', '.join(ARCHITECTURES)}.")
 
 
 def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> None:
@@ -90,14 +87,11 @@ def info(source: Source, backend: Backend = "auto", as_json: Json = False) -> No
             name: published[name]
             for name in ("license", "data", "recipe", "metrics", "limits", "sha256", "repository", "revision")
         }
-    if as_json:
-        print_json(facts)
-        return
     table = new_table("", "", show_header=False)
     for name, value in _for_people(facts).items():
         if value not in ({}, ""):
             table.add_row(name, _in_words(value))
-    out.print(table)
+    show(as_json, facts, table)
 
 
 def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,7 +112,7 @@ def _for_people(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _run_scores(about: Mapping[str, Any]) -> str:
-    """Format the scores of a run with the splits that they are from; earlier versions did not record these."""
+    # earlier versions did not record the splits
     splits = about.get("splits") or {}
     if not splits:
         return "on validation splits, where a set has one\n" + _in_words(about["metrics"])
@@ -129,7 +123,6 @@ def _run_scores(about: Mapping[str, Any]) -> str:
 
 
 def _in_words(value: Any) -> str:
-    """Format a mapping as lines, nested mappings indented and empty ones left out; None as "none"."""
     if isinstance(value, Mapping):
         inner = {
             name: "\n" + indent(_in_words(one), "  ") if isinstance(one, Mapping) else f" {one}"
@@ -157,14 +150,12 @@ def download(
         from nnclr_hub.encoder.loader import load_encoder
 
         load_encoder(source, device="cpu")  # timm downloads when the model is created
-    if as_json:
-        print_json({"source": source, "folder": None if folder is None else str(folder)})
-    elif folder is not None:
-        out.print(f"{source} is in {folder}")
+    line = f"timm stores the weights of {source} in HF_HUB_CACHE"
+    if folder is not None:
+        line = f"{source} is in {folder}"
     elif found.seed is not None:
-        out.print(f"{source} is generated from its seed; there is nothing to download")
-    else:
-        out.print(f"timm stores the weights of {source} in HF_HUB_CACHE")
+        line = f"{source} is generated from its seed; there is nothing to download"
+    show(as_json, {"source": source, "folder": None if folder is None else str(folder)}, line)
 
 
 def verify(source: Source, as_json: Json = False) -> None:
@@ -184,15 +175,12 @@ def verify(source: Source, as_json: Json = False) -> None:
 
     missing = sorted(resolve(source).config.sha256.keys() - {one.name for one in files} - {WEIGHTS})
     load_encoder(source, device="cpu", backend="torch")  # refuses weights that are missing, unexpected or NaN
-    if as_json:
-        print_json({"source": source, "files": [asdict(one) for one in files], "missing": missing})
-        return
-    for one in files:
-        out.print(f"{one.sha256}  {one.name}  ({_BY[one.pinned_by]})")
-    out.print("All weights of the architecture exist and are finite, and there are no others.")
-    if missing:
+    lines = [f"{one.sha256}  {one.name}  ({_BY[one.pinned_by]})" for one in files]
+    lines.append("All weights of the architecture exist and are finite, and there are no others.")
+    show(as_json, {"source": source, "files": [asdict(one) for one in files], "missing": missing}, *lines)
+    if missing and not as_json:
         err.print(f"Recorded files are missing ({', '.join(missing)}); the encoder loads without them.", soft_wrap=True)
-    if not any(one.pinned_by in ("registry", "address") for one in files):
+    if not as_json and not any(one.pinned_by in ("registry", "address") for one in files):
         err.print(
             "These hashes are recorded only in the folder itself: they detect damage, but not tampering.",
             soft_wrap=True,

@@ -147,13 +147,12 @@ def pretrain(
 
 
 def _load_plugins(files: list[Path]) -> None:
-    """Load plug-ins, which import torch; without any, an invalid name is reported sooner."""
+    # which imports torch; without any, an invalid name is reported sooner
     if files:
         load_program("training", "plugins").load_plugins(files)
 
 
 def _without_gpus(arguments: list[str]) -> list[str]:
-    """Return the command line for one of several processes."""
     kept, skip = [], False
     for argument in arguments:
         if not skip and argument != "--gpus" and not argument.startswith("--gpus="):

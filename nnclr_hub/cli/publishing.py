@@ -12,7 +12,7 @@ import typer
 
 from nnclr_hub.cli.pretraining import Device
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import Json, err, out, print_json
+from nnclr_hub.cli.verbs import Json, err, print_json, show
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.plural import counted
 from nnclr_hub.terminal import print_data
@@ -81,19 +81,16 @@ def export(
         device=device,
         console=err,
     )
-    if as_json:
-        found = {"metrics": done.metrics, "rechecked": done.rechecked}
-        print_json({"verdict": done.verdict or None, "folder": str(done.folder), **found})
-        return
-    if done.verdict:
-        out.print(f"Verdict: {done.verdict}", markup=False)
+    found = {"metrics": done.metrics, "rechecked": done.rechecked}
+    lines = [f"Verdict: {done.verdict}" if done.verdict else ""]
     if done.metrics:
-        out.print("The card shows the accuracies of the run, from 0 to 1, as PROTOCOL/IMAGES.")
+        lines.append("The card shows the accuracies of the run, from 0 to 1, as PROTOCOL/IMAGES.")
     for name, value in done.metrics.items():
         again = done.rechecked[name]
         checked = "not checked; --data measures it again" if again is None else f"measured again, {again}"
-        out.print(f"{name} {value}: {checked}")
-    out.print(f"Wrote {done.folder}")
+        lines.append(f"{name} {value}: {checked}")
+    value = {"verdict": done.verdict or None, "folder": str(done.folder), **found}
+    show(as_json, value, *lines, f"Wrote {done.folder}")
 
 
 def onnx(
@@ -111,13 +108,11 @@ def onnx(
     from nnclr_hub.publish.export import export_onnx
 
     written = export_onnx(source, file)
-    if as_json:
-        print_json({"written": str(written.path), "cosine": written.cosine})
-        return
     checked = "not compared with torch, since ONNX Runtime is not installed"
     if written.cosine is not None:
         checked = f"lowest cosine with torch's vectors {written.cosine:.6f}"
-    out.print(f"Wrote {written.path} ({checked})")
+    value = {"written": str(written.path), "cosine": written.cosine}
+    show(as_json, value, f"Wrote {written.path} ({checked})")
 
 
 def card(
@@ -152,7 +147,7 @@ def card(
         require_repository(repository)
     if write:
         written = write_card(folder, repository=repository, revision=revision, overwrite=overwrite)
-        print_json({"written": str(written)}) if as_json else out.print(f"Wrote {written}")
+        show(as_json, {"written": str(written)}, f"Wrote {written}")
         return
     name = repository.partition("/")[2] if repository else folder.resolve().name
     text = model_card(name, config, repository=repository, revision=revision)
@@ -185,26 +180,20 @@ def publish(
     done = publish_model(
         folder, repository, private=private, tag=tag, pr=pr, dry_run=dry_run, overwrite_card=overwrite_card
     )
-    if as_json:
-        print_json({**asdict(done), "source": done.source, "dry_run": dry_run})
-        return
     verbs = {"create": "created", "send": "sent", "remove": "removed", "set": "set"}
     if dry_run:
         verbs = {verb: f"would {verb}" for verb in verbs}
-    if done.created:
-        out.print(f"{verbs['create']} {repository} ({'private' if private else 'public: everyone can load it'})")
-    for name, size in done.sent.items():
-        out.print(f"{verbs['send']} {name} ({size:,} bytes)")
-    for name in done.removed:
-        out.print(f"{verbs['remove']} {name}")
+    lines = [f"{verbs['create']} {repository} ({'private' if private else 'public: everyone can load it'})"]
+    lines = lines if done.created else []
+    lines += [f"{verbs['send']} {name} ({size:,} bytes)" for name, size in done.sent.items()]
+    lines += [f"{verbs['remove']} {name}" for name in done.removed]
     if not done.sent and not done.removed:
-        out.print("Nothing has changed; no commit was made.")
+        lines.append("Nothing has changed; no commit was made.")
     if done.tag:
-        out.print(f"{verbs['set']} the tag {done.tag}" if done.tagged else f"the tag {done.tag} exists already")
-    if done.pull_request:
-        out.print(f"pull request {done.pull_request}")
-    if not dry_run:
-        out.print(f'load_encoder("{done.source}")')
+        lines.append(f"{verbs['set']} the tag {done.tag}" if done.tagged else f"the tag {done.tag} exists already")
+    lines += [f"pull request {done.pull_request}"] if done.pull_request else []
+    lines += [] if dry_run else [f'load_encoder("{done.source}")']
+    show(as_json, {**asdict(done), "source": done.source, "dry_run": dry_run}, *lines)
 
 
 def convert(
@@ -241,18 +230,14 @@ def convert(
         license=license,
         data=trained_on,
     )
-    if as_json:
-        print_json({**asdict(done), "folder": str(done.folder)})
-        return
-    out.print(f"{done.layout}, {done.branch}: {done.architecture} {done.model_args or ''}".rstrip())
-    out.print(f"kept {done.kept} tensors")
+    lines = [f"{done.layout}, {done.branch}: {done.architecture} {done.model_args or ''}".rstrip()]
+    lines.append(f"kept {done.kept} tensors")
     for name, count in done.dropped.items():
-        out.print(f"dropped {name}" + (f" ({counted(count, 'tensor')})" if count else ""))
-    out.print(f"Wrote {done.folder}")
+        lines.append(f"dropped {name}" + (f" ({counted(count, 'tensor')})" if count else ""))
+    show(as_json, {**asdict(done), "folder": str(done.folder)}, *lines, f"Wrote {done.folder}")
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    """Split NAME=VALUE; a value that is not JSON is a string."""
     name, equals, value = text.partition("=")
     if not equals:
         raise InvalidRequest(f"--arg takes NAME=VALUE, for example num_heads=12; got {text!r}.")

@@ -165,7 +165,6 @@ def space(
 
 
 def _inspect_first(bench: Any) -> None:
-    """Inspect the gallery of a new store, so that the app opens with its map and findings."""
     from nnclr_hub.workbench.inspection.findings import InspectionRequest
     from nnclr_hub.workbench.inspections import list_inspections
 
@@ -190,7 +189,6 @@ def _keys(file: Path | None) -> Path | None:
 
 
 def _serve(store: str, model: str | None, flags: dict[str, Any], *, page: bool, gradio_port: int | None = None) -> None:
-    """Run the API and the web app until a signal arrives, and the Gradio demo if it has a port."""
     settings = _settings(store, model, flags)
     with load_program("serving", "api").opened_app(settings, store, model) as app:
         if page:
@@ -257,7 +255,6 @@ def _settings(store: str, model: str | None, flags: dict[str, Any]) -> Any:
 
 
 def _addresses(settings: Any, *, page: bool = False) -> str:
-    """Return the addresses of the web app and the API."""
     address = f"http://{_browser_host(settings.host)}:{settings.port}"
     return (
         (f"web app: {address}/   " if page else "")
@@ -267,13 +264,12 @@ def _addresses(settings: Any, *, page: bool = False) -> str:
 
 
 def _browser_host(host: str) -> str:
-    """Return the host of a URL that a browser on this machine can open; 0.0.0.0 is not one."""
+    # 0.0.0.0 is not an address that a browser opens
     host = {"": "127.0.0.1", "0": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]" if ":" in host else host
 
 
 def _next_free_port(port: int) -> int:
-    """Return the first port from `port` on that is free on this machine, or `port` if 20 are in use."""
     for one in range(port, port + 20):
         with suppress(PortInUse):
             _check_port("127.0.0.1", one)

@@ -454,7 +454,7 @@ def duplicates(place: Place, name: Name, near: Near = None, exact: Exact = False
 
 @verb()
 def export(place: Place, name: Name, folder: NewFolder, thumbnails: Thumbnails = True, as_json: Json = False) -> None:
-    """Export a collection as Parquet and safetensors files. Works while a server uses the store.
+    """Export a collection as Parquet files. Works while a server uses the store.
 
     Example: nnclr store export photos photos-export
     """
@@ -548,7 +548,6 @@ def _import_file(file: Path, name: str | None, place: Place, as_json: bool) -> N
 
 
 def _dim_of(file: Path, format: ImportFormat) -> int | None:
-    """Return the length of the first vector of a file; None if it has none."""
     from nnclr_hub.store.base import Item
     from nnclr_hub.workbench.item_file import read_items
 
@@ -637,6 +636,7 @@ def delete(
 def _chosen(
     collection: Collection, ids: list[str] | None, where: str | None, table: Path | None, path_column: str | None
 ) -> dict[str, Any]:
+    from nnclr_hub.store.edits import check_choice
     from nnclr_hub.workbench.metadata import match_items
 
     if sum(one is not None for one in (ids, where, table)) != 1:
@@ -644,12 +644,14 @@ def _chosen(
     if table is not None:
         rows = read_rows(LabelTable(table, path_column=path_column), [], empty=True)
         return {"ids": list(match_items(collection, rows).cells)}
-    note_unknown_keys(collection, parse_where(where))
-    return {"ids": ids} if where is None else {"where": parse_where(where)}
+    if (condition := parse_where(where)) is None:
+        return {"ids": ids}
+    check_choice(None, condition)  # before a question
+    note_unknown_keys(collection, condition)
+    return {"where": condition}
 
 
 def _unknown(name: str, ids: list[str] | None, found: int) -> str:
-    """Return how many of the ids no item has, to append to a report; raise ItemNotFound if none exists."""
     if ids and not found:
         raise ItemNotFound(f"No item of {name} has the id {_some(ids)}.")
     unknown = len(set(ids or ())) - found

@@ -35,7 +35,6 @@ from nnclr_hub.plural import counted
 from nnclr_hub.terminal import PlainConsole, lines, show_warnings_safely
 
 if TYPE_CHECKING:
-    from nnclr_hub.encoder.encoder import Encoder
     from nnclr_hub.store.base import Collection
 
 SHOWN = 20  # broken files or keys that are listed
@@ -152,7 +151,6 @@ def described(error: NNCLRHubError) -> dict[str, str]:
 
 
 def _of_the_library(error: Exception) -> NNCLRHubError | None:
-    """Return the library error of an exception; None for a fault of ours."""
     if isinstance(error, OSError):  # a full disk or missing permissions, wherever they occur
         return _of_the_system(error)
     if isinstance(error, ImportError):  # a package of an extra, wherever it is imported
@@ -235,16 +233,6 @@ def megabytes(title: str) -> Iterator[Callable[[int, int], None]]:
 
     with bar(title, "MB") as advance:
         yield in_megabytes(advance)
-
-
-def loaded_encoder(model: str | None, backend: str | None = None) -> Encoder:
-    """Return the encoder of a source, after all checks that need no torch; see `check_model` and `load_encoder`."""
-    from nnclr_hub.workbench.models import check_model
-
-    source = check_model(model, backend)
-    from nnclr_hub.encoder.loader import load_encoder
-
-    return load_encoder(source, backend=backend)
 
 
 def parse_numbers(option: str, text: str, form: str) -> list[float]:
@@ -385,7 +373,6 @@ def note_unknown_keys(collection: Collection, where: Mapping[str, Any] | None, *
 
 
 def _keys_of(metadata: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the keys of metadata, and paths such as camera.model."""
     for key, value in metadata.items():
         yield key
         if isinstance(value, Mapping):

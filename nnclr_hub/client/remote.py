@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -9,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn, TypeVar
+from urllib.parse import quote
 
 import numpy as np
 
@@ -25,7 +27,7 @@ from nnclr_hub.client.uploads import (
     patiently,
     send_files,
 )
-from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidRequest, NNCLRHubError
+from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidFilter, InvalidRequest, NNCLRHubError
 from nnclr_hub.store.base import (
     DEFAULTS,
     ById,
@@ -38,7 +40,7 @@ from nnclr_hub.store.base import (
     VectorStore,
     Where,
 )
-from nnclr_hub.store.checks import check_collection_name, check_ids, check_name
+from nnclr_hub.store.checks import check_collection_name, check_ids, check_items, check_name
 from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
@@ -55,6 +57,7 @@ PAGE = 1000
 CREATED = 201
 READ_AT_ONCE = 200  # items of a request: 2048 numbers each make 5 MB of JSON
 WRITTEN_AT_ONCE = 10_000
+MOST_IN_ADDRESS = 60_000  # characters; clients and servers of HTTP take 65,536 with the rest
 EDITED_AT_ONCE = 5000  # items of a request that has a patch for each
 SEARCHES_AT_ONCE = 2  # concurrent requests of one batch of searches
 UPLOADS_AT_ONCE = 4  # concurrent requests to index a folder
@@ -67,6 +70,10 @@ class RemoteCollection(Collection):
     """A collection of a server. The first call fails if it does not exist.
 
     Many ids or items take several requests, each of which is done for all of its items or for none.
+
+    The limits are those of REST: k and the limit of a page are at most 1000, and a filter of `count` and `scroll` has
+    at most 60,000 characters. The server makes thumbnails, decides which keys stay in an edit, and returns percentiles
+    with the matches of a search only. A cursor is one of a page before.
     """
 
     takes_thumbnails = False  # a server makes them from images
@@ -98,12 +105,13 @@ class RemoteCollection(Collection):
         Args:
             fingerprint: fingerprint of the encoder that made the vectors; None: not checked.
         """
-        for item in items:
+        kept, texts, vectors = check_items(items, self.spec)
+        for item in kept:
             if item.thumbnail is not None:
                 raise InvalidRequest(f"Item {item.id!r} has a thumbnail, which a server makes; use add_images instead.")
         rows = [
-            {"id": check_name(one.id, "Item id"), "vector": encode_vector(one.vector), "metadata": dict(one.metadata)}
-            for one in items
+            {"id": item.id, "vector": encode_vector(vector), "metadata": json.loads(text)}
+            for item, text, vector in zip(kept, texts, vectors, strict=True)
         ]
         seq, params = 0, {} if fingerprint is None else {"fingerprint": fingerprint}
         for batch in bounded(rows, lambda row: len(to_json(row)) + 2, most=PAGE):
@@ -155,8 +163,7 @@ class RemoteCollection(Collection):
 
     def count(self, where: Where | None = None) -> int:
         """Return how many items exist, or pass the filter."""
-        params = {"where": to_json(where)} if where is not None else {}
-        return self._ask("GET", "count", lambda body: int(body["count"]), params=params)
+        return self._ask("GET", "count", lambda body: int(body["count"]), params=_in_address(where))
 
     def facets(
         self, keys: Sequence[str], where: Where | None = None, limit: int = 10, *, bins: int = 10
@@ -174,7 +181,7 @@ class RemoteCollection(Collection):
         """Return a page of items in the order of their ids, without thumbnails."""
         params = {"limit": str(limit), "with_vector": str(with_vector).lower()}
         params |= {"cursor": cursor} if cursor is not None else {}
-        params |= {"where": to_json(where)} if where is not None else {}
+        params |= _in_address(where)
         return self._ask(
             "GET", "items", lambda body: Page(list(map(_read_item, body["items"])), body["cursor"]), params=params
         )
@@ -443,14 +450,14 @@ class RemoteStore(VectorStore):
 
     def get(self, name: str) -> RemoteCollection:
         """Return the collection with that name or alias."""
-        info = self._connection.send(Call("GET", _path(name))).read(_read_info)
+        info = self._connection.send(Call("GET", self._existing(name))).read(_read_info)
         collection = RemoteCollection(self._connection, info.name)
         collection.spec = info.spec
         return collection
 
     def drop(self, name: str) -> None:
         """Delete a collection with everything in it, and its aliases."""
-        self._connection.send(Call("DELETE", _path(name), gone=CollectionNotFound))
+        self._connection.send(Call("DELETE", self._existing(name), gone=CollectionNotFound))
 
     def list(self) -> list[CollectionInfo]:
         """Return the state of each collection, by name."""
@@ -476,11 +483,18 @@ class RemoteStore(VectorStore):
 
     def rename(self, name: str, to: str) -> None:
         """Rename a collection; its aliases follow."""
-        self._connection.send(Call("PATCH", _path(name), json={"name": to}))
+        self._connection.send(Call("PATCH", self._existing(name), json={"name": to}))
 
     def close(self) -> None:
         """Close the connections."""
         self._connection.close()
+
+    def _existing(self, name: str) -> str:
+        """Return the path of a collection; as in every store, one with an invalid name does not exist."""
+        try:
+            return _path(name)
+        except InvalidRequest:
+            raise self.not_found(name) from None
 
 
 # ------------------------------------------------------------------------------ inside
@@ -514,6 +528,20 @@ def _chosen(ids: Sequence[str] | None, where: Where | None) -> Iterator[dict[str
         return
     for start in range(0, len(wanted), WRITTEN_AT_ONCE):
         yield {"ids": wanted[start : start + WRITTEN_AT_ONCE]}
+
+
+def _in_address(where: Where | None) -> dict[str, str]:
+    """Return a filter as a parameter of an address, which is short."""
+    if where is None:
+        return {}
+    parse(where)
+    text = to_json(where)
+    if (length := len(quote(text))) > MOST_IN_ADDRESS:
+        raise InvalidFilter(
+            f"A server counts and lists by filters of at most {MOST_IN_ADDRESS:,} characters in an address, got "
+            f"{length:,}. Name fewer ids, or read the items of ids by `get`."
+        )
+    return {"where": text}
 
 
 def _read_item(body: dict[str, Any]) -> Item:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest, MetadataConflict
+from nnclr_hub.errors import InvalidFilter, InvalidRequest, MetadataConflict
 from nnclr_hub.plural import counted
 from nnclr_hub.store.checks import check_ids, metadata_json
 from nnclr_hub.store.items import ById, Item, Where
@@ -18,10 +18,24 @@ NOTHING = np.zeros(0, np.float32)
 
 
 def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[str] | None, Group | None]:
-    """Return the ids without repetitions, or the filter; exactly one of them."""
+    """Return the ids without repetitions, or the filter, which must have a condition; exactly one of them."""
     if (ids is None) == (where is None):
         raise InvalidRequest("Choose items either by ids or by where; give exactly one of them.")
-    return (None, parse(where)) if ids is None else (list(dict.fromkeys(check_ids(ids))), None)
+    if ids is not None:
+        return list(dict.fromkeys(check_ids(ids))), None
+    group = parse(where)
+    if not any(group.conditions()) and _passes_all(group):  # such as that of a form in which nothing was chosen
+        raise InvalidFilter(
+            f"A filter without a condition selects all items, got {where!r:.80}. Drop the collection to delete them. "
+            'To change them all, give {"must_not": [{"ids": []}]}.'
+        )
+    return None, group
+
+
+def _passes_all(group: Group) -> bool:
+    """Return whether a group that consists of groups only passes all items, or else none."""
+    must, should, must_not = (map(_passes_all, nodes or ()) for nodes in (group.must, group.should, group.must_not))  # type: ignore[arg-type]
+    return all(must) and (group.should is None or any(should)) and not any(must_not)
 
 
 def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ()) -> Edit:

@@ -1,4 +1,4 @@
-"""Duplicates in a collection: items with the same metadata value, or with nearly the same vector.
+"""Duplicates in a collection: items with the same pixels, or with nearly the same vector.
 
 exact_duplicates(collection)            # groups of ids whose images have the same pixels
 near_duplicates(collection)             # groups of ids whose pairs all score more than different images do
@@ -20,9 +20,8 @@ from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Collection, Item, Progress, SearchOptions, Where
 from nnclr_hub.store.checks import MAX_K, MAX_LIMIT
-from nnclr_hub.store.queries import group_key
 from nnclr_hub.store.vector_transform import unit_length
-from nnclr_hub.store.where import parse, value_of
+from nnclr_hub.store.where import parse
 from nnclr_hub.workbench.bench import Bench
 from nnclr_hub.workbench.metadata import PIXEL_HASH
 from nnclr_hub.workbench.requests import Request, option
@@ -55,8 +54,8 @@ class DuplicatesRequest(Request):
 
     def validate(self) -> None:
         """Raise InvalidRequest for an invalid filter, or one without a threshold."""
-        super().validate()
         parse(self.where)
+        super().validate()
         if self.threshold is None and (self.where is not None or self.exact):
             raise InvalidRequest("where and exact need a threshold; set threshold, or remove them.")
 
@@ -71,7 +70,7 @@ def find_duplicates(bench: Bench, request: DuplicatesRequest, context: TaskConte
     """
     collection, progress = bench.collection(request.collection), context.progress
     if request.threshold is None:
-        groups = exact_duplicates(collection, progress=progress)
+        groups = exact_duplicates(collection, progress)
     else:
         score = None if request.threshold == "auto" else request.threshold
         groups = near_duplicates(collection, score, where=request.where, exact=request.exact, progress=progress)
@@ -80,19 +79,14 @@ def find_duplicates(bench: Bench, request: DuplicatesRequest, context: TaskConte
     return {"collection": collection.name, "found": len(groups), "surplus": surplus, "groups": shown}
 
 
-def exact_duplicates(
-    collection: Collection, key: str = PIXEL_HASH, *, progress: Progress = lambda done, total: None
-) -> Groups:
-    """Return groups of at least two items with equal values of a metadata key, the largest first.
-
-    By default these are images with the same pixels, whatever their files are. Items without the key, or with null, are
-    in no group.
-    """
+def exact_duplicates(collection: Collection, progress: Progress = lambda done, total: None) -> Groups:
+    """Return groups of at least two items whose images have the same pixels, whatever their files are."""
     groups: dict[str, list[str]] = {}
-    for items in _counted(collection, {"must": [{"key": key, "exists": True}]}, MAX_LIMIT, progress, with_vector=False):
+    hashed: Where = {"must": [{"key": PIXEL_HASH, "exists": True}]}
+    for items in _counted(collection, hashed, MAX_LIMIT, progress, with_vector=False):
         for item in items:
-            if (value := value_of(item.metadata, key, None)) is not None:
-                groups.setdefault(group_key(value), []).append(item.id)
+            if (hash := item.metadata[PIXEL_HASH]) is not None:
+                groups.setdefault(str(hash), []).append(item.id)
     return _largest_first(groups.values())
 
 

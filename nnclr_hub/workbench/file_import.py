@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import ImageError, InvalidRequest
-from nnclr_hub.images.source import Source
+from nnclr_hub.images.listing import MOST_FILES, list_archive
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
@@ -29,7 +30,6 @@ from nnclr_hub.workbench.metadata import FILE_HASH, PIXEL_HASH
 from nnclr_hub.workbench.originals import Originals
 from nnclr_hub.workbench.privacy import without_paths
 from nnclr_hub.workbench.requests import FORMATS, ImportFormat, NewImage, Request, format_of_file, option
-from nnclr_hub.workbench.staging import images_of
 from nnclr_hub.workbench.tasks import TaskContext, task
 
 IMAGES = 32  # per batch
@@ -168,13 +168,13 @@ def _import_images(bench: LocalBench, request: ImportRequest, context: TaskConte
     The state of the task holds the report before a batch and the ids that the batch adds. So a repeated attempt does
     not report them as replaced.
     """
-    archive = images_of(Path(request.path), request.file or request.path, request.kind)
-    state, total, name = context.state, len(archive.images), request.collection
+    images, left_out = _list_images(request)
+    state, total, name = context.state, len(images), request.collection
     done: int = state.get("done", 0)
     adding = set(state.get("adding", ()))
-    report = ImportReport(**state["report"]) if state else ImportReport(name, left_out=dict(archive.others))
+    report = ImportReport(**state["report"]) if state else ImportReport(name, left_out=left_out)
     context.progress(done, total)
-    for batch in batches(archive.images[done:], IMAGES, lambda one: one.size, IMAGE_BYTES):
+    for batch in batches(images[done:], IMAGES, lambda one: one.size, IMAGE_BYTES):
         before = {"done": done, "report": report.as_json() | {"errors": list(report.errors)}}
         new, names = _read_images(batch, request.max_bytes, report)
         kept: dict[str, Item] = {item.id: item for item in bench.collection(name).get(list(new))} if new else {}
@@ -188,6 +188,18 @@ def _import_images(bench: LocalBench, request: ImportRequest, context: TaskConte
         done += len(batch)
         context.progress(done, total)
     return report
+
+
+def _list_images(request: ImportRequest) -> tuple[list[Source], dict[str, int]]:
+    """List the images of an archive, of equal paths the last one; count the other files, links and images by suffix."""
+    path, name = Path(request.path), request.file or request.path
+    place, found = list_archive(Place(name, str(path), f".{request.kind.name}", path.stat().st_mtime), limited=True)
+    images = {one.path: one for one in found}
+    if not images:
+        raise InvalidRequest(f"{name} holds no images; put JPEG, PNG or other images into it.")
+    if len(images) > MOST_FILES:
+        raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} images; split it into several archives.")
+    return [*images.values()], dict(place.left_out)
 
 
 def _read_images(
@@ -245,7 +257,6 @@ def _add_images(
 
 
 def _is_held(originals: Originals | None, kept: Item, image: NewImage) -> bool:
-    """Return whether the collection has all that adding the image would store."""
     return (
         kept.thumbnail is not None
         and PIXEL_HASH in image.metadata
@@ -255,7 +266,6 @@ def _is_held(originals: Originals | None, kept: Item, image: NewImage) -> bool:
 
 
 def _invalid_path(path: str) -> str | None:
-    """Return why the path of an image cannot be stored, or None."""
     size = len(path.encode("utf-8", "surrogatepass"))
     if size > MAX_NAME:
         return f"The path must be at most {MAX_NAME} bytes, got {size}; rename the image."

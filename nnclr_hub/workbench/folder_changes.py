@@ -129,7 +129,6 @@ class FolderChanges:
 
     @property
     def _relabeled(self) -> int:
-        """The number of items whose only change is the label."""
         return len(self.labels.keys() - {one.id for one in self.wanted})
 
     def report(
@@ -321,7 +320,6 @@ def _is_key(column: str) -> bool:
 
 
 def _agree(table: LabelTable, columns: Sequence[str]) -> bool:
-    """Return whether all rows of an image have the same values in these columns."""
     try:
         return bool(read_rows(table, columns).rows)
     except InvalidRequest:
@@ -509,7 +507,6 @@ def metadata_of(image: Source, texts: Sequence[tuple[str, str]] | None = None) -
 
 
 def _store_error(image: Source, metadata: dict[str, Any]) -> str:
-    """Return why no collection can store the metadata with what an import adds to it; "" if one can."""
     added = {"path": image.path, "root": image.place.absolute, "size": image.size, "mtime": image.mtime}
     label = {"label": str(metadata["cls"])} if "cls" in metadata else {}
     try:

@@ -110,7 +110,7 @@ def _update(write: Write, patches: Known) -> None:
 
 
 def _bytes(one: FolderImage) -> int:
-    """Return the size of an image; a tile is read alone, and its pixels count as if they were compressed."""
+    # a tile is read alone, and its pixels count as if they were compressed
     if one.path.box is None:
         return one.metadata["size"]
     left, top, right, bottom = one.path.box

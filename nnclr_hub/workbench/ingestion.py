@@ -123,7 +123,6 @@ def _keep_files(
 
 
 def _refresh(collection: Collection, items: Sequence[Item]) -> list[Item]:
-    """Return items; images that are indexed again get the metadata that a user added."""
     indexed = [item.id for item in items if item.metadata.keys() >= PLACE]
     kept = {item.id: item.metadata for item in collection.get(indexed)} if indexed else {}
     return [

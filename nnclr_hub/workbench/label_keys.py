@@ -67,7 +67,7 @@ def write_label_keys(
 
 
 def _text(labels: tuple[Value, ...]) -> str:
-    """Return a text that is equal for labels that are equal in JSON: 1 equals 1.0, but not true."""
+    # equal for labels that are equal in JSON: 1 equals 1.0, but not true
     return json.dumps([int(one) if isinstance(one, float) and one.is_integer() else one for one in labels])
 
 

@@ -164,7 +164,6 @@ def _classes(labels: Sequence[tuple[Label, ...]]) -> tuple[Label, ...]:
 
 
 def _fields(collection: Collection) -> str:
-    """Return the end of an error message that lists the existing fields."""
     counts: Counter[str] = Counter()
     for item in collection.scroll(None, SAMPLE, with_vector=False).items:
         counts.update(item.metadata.keys())
@@ -173,7 +172,6 @@ def _fields(collection: Collection) -> str:
 
 
 def _with_field(field: str, where: Where | None) -> Mapping[str, Any]:
-    """Return the filter for items that have the field and pass another filter."""
     has: dict[str, Any] = {"key": field, "exists": True}
     if where is None:
         return {"must": [has]}

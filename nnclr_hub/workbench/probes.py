@@ -183,9 +183,9 @@ class ProbeFit(FitOptions):
 
     def validate(self) -> None:
         """Raise InvalidRequest unless there is one source of rows."""
+        parse(self.where)
         super().validate()
         check_name(self.name, "Probe name")
-        parse(self.where)
         if self.field is not None:
             check_key(self.field)
         if (self.collection is None) == (self.items is None) or (self.collection is None) != (self.field is None):
@@ -338,7 +338,6 @@ def fit_on_folder(
 
 
 def _vectors(encoder: FeatureSource, images: LabeledImages, progress: Progress) -> tuple[LabeledVectors, Broken]:
-    """Return unit rows of the readable images, and the other files with the reason."""
     vectors, read, broken = _read_vectors(encoder, images.paths, progress)
     kept = images.keep(read)
     return LabeledVectors(vectors, list(kept.labels), images.several, {}, kept.uncertain), broken
@@ -412,7 +411,6 @@ def fit_and_score(
 
 
 def _answers(read: LabeledVectors, classes: Sequence[Label], rows: Any = slice(None)) -> np.ndarray | list[Label]:
-    """Return the labels of rows as `fit_linear_probe` takes them."""
     targets = read.targets(classes)[rows]
     return targets if read.several else [classes[i] for i in targets]
 

@@ -339,7 +339,6 @@ class _Copying:
         self._embedded += len(embedded)
 
     def _reasons(self) -> list[tuple[str, str]]:
-        """Return the path, or else the id, of the items that are left out, with the reason."""
         return [(str(metadata.get("path", id)), why) for id, (metadata, why) in sorted(self._skipped.items())]
 
     def _refusal(self, name: str) -> StoreError:
@@ -365,14 +364,14 @@ class _Copying:
 
 
 def _record(metadata: Mapping[str, Any]) -> list[Any]:
-    """Return what an item records of its image: a hash of the pixels, or else which file they are in."""
+    # the pixels, or else which file they are in
     if PIXEL_HASH in metadata:
         return [metadata[PIXEL_HASH]]
     return [metadata.get(key) for key in _FILE]
 
 
 def _size(item: Item) -> int:
-    """Return the recorded size of the item's file in bytes; metadata from clients may hold any value."""
+    # metadata from clients may hold any value
     size = item.metadata.get("size")
     return size if isinstance(size, int) and size > 0 else 0
 

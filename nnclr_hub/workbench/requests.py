@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import Embedder, ImageLike
     from nnclr_hub.images.tiles import Tiling
 
-LEAST_SIDE = 32
+LEAST_SIDE = 32  # pixels
 COMPARE = {"ge": operator.ge, "gt": operator.gt, "le": operator.le, "lt": operator.lt}
 COMPARE |= {"min_length": operator.ge, "max_length": operator.le}
 WORDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below", "min_length": "at least"}
@@ -296,7 +296,7 @@ class NewCollection(Request):
 
     def as_json(self) -> dict[str, Any]:
         """Return the body of PUT /api/v1/collections/{name}."""
-        body = {one.name: getattr(self, one.name) for one in fields(self)} | {"indexed": list(self.indexed)}
+        body = super().as_json() | {"indexed": list(self.indexed)}
         return {name: value for name, value in body.items() if value is not None}
 
     def _with_options(self, spec: CollectionSpec) -> CollectionSpec:

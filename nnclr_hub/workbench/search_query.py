@@ -200,6 +200,7 @@ class SearchQuery(Request):
         Raises:
             InvalidRequest, InvalidFilter: what is wrong.
         """
+        parse(self.where)
         super().validate()
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")
@@ -209,8 +210,6 @@ class SearchQuery(Request):
                 f"k + offset must be at most {checks.MAX_SEARCH_K}, got {self.k} + {self.offset}; "
                 "narrow the search with where."
             )
-        if self.where is not None:
-            parse(self.where)
         if self.group_by == "":
             raise InvalidRequest("group_by must be a metadata key, got ''.")
         if self.group_by is not None and len(self.examples) > 1:
@@ -359,7 +358,6 @@ def crop_to_box(image: AnyImage, box: Box) -> AnyImage:
 
 
 def _check_one_form(single: Mapping[str, Any], positive: Sequence[Any] | None) -> None:
-    """Refuse a query that gives both one example by its fields and a list of examples, or neither."""
     if positive is not None and single.keys() == {"box"}:
         raise InvalidRequest("A box belongs to an image; put it into the example that has the image.")
     if (positive is None) == (not single):

@@ -99,7 +99,6 @@ def is_folder(path: Path) -> bool:
 
 
 def _resolved(path: Path) -> Path | None:
-    """Return the path without links; None if they form a cycle, or the system does not accept the path."""
     try:
         return path.resolve()
     except (OSError, ValueError, RuntimeError):

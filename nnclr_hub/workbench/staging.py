@@ -7,9 +7,6 @@
     renew(ticket)                               # when a job takes the file: its week restarts
     unstage(ticket)
 
-    image = images_of(file.path, file.name, FORMATS["zip"]).images[0]
-    image.path, image.folder, image.read()                                     # read only when it is needed
-
 A ticket is a folder in the cache folder, so its file survives a lost connection and a restart of the server. It is
 deleted after a week, or after a day without new bytes if it is not complete. The week restarts when a job takes it, and
 when a server starts that has the job: jobs are in the store and files are not, so their age is the only sign that
@@ -23,17 +20,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from nnclr_hub.cache import cache_folder
 from nnclr_hub.errors import InvalidRequest, Overloaded
-from nnclr_hub.images.listing import MOST_FILES, list_archive
-from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.disk import fsync_folder
-from nnclr_hub.workbench.requests import ImportFormat
 
 KEPT_S = 7 * 24 * 3600
 PARTIAL_S = 24 * 3600  # since the last bytes of an upload that is not complete
@@ -120,7 +113,6 @@ def _folder(ticket: str = "") -> Path:
 
 
 def _size(file: Path) -> int:
-    """Return its number of bytes; 0 if its job has just deleted it."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -147,32 +139,3 @@ def _is_expired(folder: Path) -> bool:
     with suppress(FileNotFoundError):  # the file is complete
         return (folder / FILE).stat().st_mtime < now - PARTIAL_S
     return folder.stat().st_mtime < now - KEPT_S
-
-
-# ---- images
-
-
-@dataclass(frozen=True)
-class Archive:
-    """The content of an archive.
-
-    others: numbers of files that are not images, by suffix, of links, and of images whose path another one has.
-    """
-
-    images: list[Source]
-    others: Mapping[str, int]
-
-
-def images_of(path: Path, name: str, format: ImportFormat) -> Archive:
-    """List the images of a zip or tar; the label of each is its `folder`. Of equal paths, the last one counts.
-
-    Args:
-        name: name of the archive, for messages.
-    """
-    place, found = list_archive(Place(name, str(path), f".{format.name}", path.stat().st_mtime), limited=True)
-    images = {one.path: one for one in found}
-    if not images:
-        raise InvalidRequest(f"{name} holds no images; put JPEG, PNG or other images into it.")
-    if len(images) > MOST_FILES:
-        raise InvalidRequest(f"{name} holds more than {MOST_FILES:,} images; split it into several archives.")
-    return Archive([*images.values()], dict(place.left_out))

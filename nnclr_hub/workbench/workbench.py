@@ -92,22 +92,6 @@ class Workbench:
         self.store.refuse_taken(name)  # before a model is loaded
         return self.store.create(name, request.spec(self.models.get))
 
-    def ensure_collection(self, name: str, model: str | None = None) -> tuple[Collection, Embedder]:
-        """Return the collection, created for the model if it does not exist, with its embedder.
-
-        Args:
-            model: source; None: the collection's own model, or the default for a new one.
-
-        Raises:
-            FingerprintMismatch: if the collection is bound to another encoder.
-        """
-        try:
-            collection = self.collection(name)
-        except CollectionNotFound:
-            embedder = self.models.get(model)
-            return self.store.create(name, CollectionSpec.of(embedder)), embedder
-        return collection, self.embedder_of(collection, model)
-
     def fillable(self, name: str) -> Collection:
         """Return an existing collection to which images can be added; see `embedder_of` for errors."""
         collection = self.collection(name)
@@ -210,11 +194,11 @@ class Workbench:
         self.store.refuse_if_read_only()  # before long work
         check_collection_name(name)
         try:
-            self.collection(name)
+            preferred = self.embedder_of(self.collection(name), request.model)
         except CollectionNotFound:
             check_images(request)
-            created = True
-        _, preferred = self.ensure_collection(name, request.model)
+            preferred, created = self.models.get(request.model), True
+            self.store.create(name, CollectionSpec.of(preferred))
 
         def write(work: Callable[[Collection, Embedder], T]) -> T:
             def run(collection: Collection) -> T:

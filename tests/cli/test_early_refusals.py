@@ -1,33 +1,23 @@
 """Invalid calls are refused before torch is imported, and create no files."""
 
-import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import in_another_process
 
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
-ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = """
-import json, sys
-
 class Refusing:
     def find_spec(self, name, path=None, target=None):
         if name in ("torch", "timm"):
             raise SystemError(f"{name} was imported")
 
 sys.meta_path.insert(0, Refusing())
-from commands import nnclr
-
-for call in json.load(sys.stdin):
-    print(json.dumps(nnclr(*call)))
 """
 
 
@@ -111,6 +101,7 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["info", "nope"],
         ["serve", "--port", "0", "--store", "nowhere", "--read-only"],
         ["serve", "--port", "0", "--store", "new", "--model", "nnclr_resnt"],
+        ["serve", "--port", "0", "--store", "new", "--backend", "turbo"],
         [*demo, "nowhere"],
         [*demo, "empty"],
         [*demo, str(photos), "--model", "nnclr_vit_bas"],
@@ -147,21 +138,14 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["store", "reembed", "e", "--store", "store", "--model", str(model)],
     ]
     valid = [by_id, ["search", "--vector-from", "fits.npy", *search[2:]]]
+    valid += [["pretrain", "small_cpu", "--settings", "--set", "epochs=3"]]
     calls = [*wrong, *failing, *valid, ["demo", "--port", "99999"]]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH],
-        input=json.dumps(calls),
-        capture_output=True,
-        text=True,
-        env=environment,
-    )
-    assert done.returncode == 0, done.stderr
-    *results, first, second, usage = [json.loads(line) for line in done.stdout.splitlines()]
+    *results, first, second, settings, usage = in_another_process(calls, WITHOUT_TORCH)
     for call, (code, out, err) in zip([*wrong, *failing], results, strict=True):
         assert (err.startswith("Error: "), err.count("\n"), out) == (True, 1, ""), (call, err)
         assert code == (2 if call in wrong else 1), (call, err)
     assert all(str(Path("run/encoder")) in results[calls.index(call)][2] for call in failing if "run" in call)
     assert [first[0], second[0]] == [0, 0], "searches without images need no torch"
+    assert (settings[0], "epochs" in settings[1], "Hardware" in settings[1]) == (0, True, True)
     assert (usage[0], "Invalid value for '--port'" in usage[2]) == (2, True)
     assert sorted(tmp_path.iterdir()) == before, "no files may remain"

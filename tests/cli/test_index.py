@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tifffile
 from commands import error_line, nnclr
 
-from nnclr_hub import Client, open_store
-from nnclr_hub.workbench import FolderRequest
+from nnclr_hub import Client, load_encoder, open_store
+from nnclr_hub.client.remote import RemoteCollection
+from nnclr_hub.errors import ImageError, InvalidRequest, ServerUnreachable, StoreCorrupt, UnknownModel
+from nnclr_hub.store.folder.collection import EmbeddedCollection
+from nnclr_hub.workbench import FolderRequest, NewCollection, folder_index
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +38,15 @@ def index(request, model, tmp_path):
     if request.param == "server":
         where = ["--server", request.getfixturevalue("server").url]
 
-    def run(folder, *more, into="c"):
+    def words(folder, *more, into="c"):
         source = ["--source", f"{Path(folder).name}@here"] if request.param == "server" else []
-        answer = nnclr("index", folder, "--collection", into, "--json", *where, *source, *more)
+        return ["index", folder, "--collection", into, "--json", *where, *source, *more]
+
+    def run(folder, *more, into="c"):
+        answer = nnclr(*words(folder, *more, into=into))
         return json.loads(answer[1]) if answer[0] == 0 else error_line(answer, answer[0])
 
+    run.words = words
     yield run
     if request.param == "server":
         bench = request.getfixturevalue("server").bench
@@ -137,6 +145,60 @@ def test_a_wrong_source_is_refused_and_creates_nothing(index, opened, folder, tm
         assert list(store.names()) == ["c"]
 
 
+def test_a_folder_without_readable_images_fails_and_leaves_nothing(index, opened, folder, tmp_path):
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
+    assert "None of 1 image " in index(tmp_path / "broken")
+    assert not (tmp_path / "store").exists()
+    index(folder)
+    assert "None of 1 image " in index(tmp_path / "broken", into="d")
+    with opened() as store:
+        assert list(store.names()) == ["c"]
+
+
+@pytest.mark.parametrize("first", [ImageError, ServerUnreachable, KeyboardInterrupt])
+def test_the_first_error_is_reported(index, folder, monkeypatch, first):
+    """The items are counted afterwards, but not for a user who ended the command, and not by an unreachable server."""
+    asked = []
+
+    def fails(*_, **__):
+        raise first("the first error")
+
+    def count(*_, **__):
+        asked.append(1)
+        raise StoreCorrupt("a later error")
+
+    for kind in (folder_index, RemoteCollection):
+        monkeypatch.setattr(kind, "index_folder", fails)
+    counted = RemoteCollection if "--server" in index.words(folder) else EmbeddedCollection
+    monkeypatch.setattr(counted, "count", count)
+    if first is KeyboardInterrupt:
+        assert nnclr(*index.words(folder))[0] == 130
+    else:
+        assert "the first error" in index(folder)
+    assert len(asked) == (first is ImageError)
+
+
+def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, model, tmp_path):
+    def index(folder) -> int | str:
+        words = ("index", folder, "--collection", "c", "--store", tmp_path / "store", "--model", model, "--json")
+        answer = nnclr(*words)
+        return json.loads(answer[1])["items"] if answer[0] == 0 else error_line(answer, 2)
+
+    assert index(folder) == 3
+    assert str(folder) in index(shutil.copytree(folder, tmp_path / "other"))
+    moved = folder.rename(tmp_path / "moved")  # a moved folder may be indexed again
+    assert index(moved) == 3
+    for _ in range(2):
+        with open_store(str(tmp_path / "store")) as opened:  # as if a client had uploaded it
+            opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must": []})
+        assert index(moved) == 3
+    with open_store(str(tmp_path / "store")) as opened:
+        opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must": []})
+    shutil.copy(moved / "cat" / "1.jpg", moved / "cat" / "2.jpg")
+    assert "laptop" in index(moved)
+
+
 def test_images_in_an_unreadable_folder_are_not_pruned(index, folder, monkeypatch):
     """The error is injected, since root can list every folder."""
     index(folder)
@@ -195,6 +257,31 @@ def test_a_folder_of_unreadable_images_ends_as_one_json_document_and_a_failure(a
     assert report["error"]["code"] == "undecodable_image"
     assert [path for path, _ in report["broken"]] == [str(tmp_path / "photos" / "1.jpg")]
     assert report["items"] == 0
+
+
+def test_a_collection_of_a_server_reads_the_chosen_channels(server, model, tmp_path):
+    """The reading goes into the new collection, so that later uploads and searches need no options."""
+    cells = tmp_path / "cells"
+    cells.mkdir()
+    values = np.random.default_rng(0).integers(0, 256, (2, 40, 50, 4), np.uint8)
+    for number in range(2):
+        tifffile.imwrite(cells / f"{number}.tif", values[number], photometric="minisblack", planarconfig="contig")
+    call = ("index", cells, "--collection", "cells", "--server", server.url)
+    assert nnclr(*call, "--channels", "3,0,2")[0] == 0
+    with Client(server.url) as client:
+        found = {item.metadata["path"]: item.vector for item in client.collection("cells").scroll().items}
+        with pytest.raises(UnknownModel):
+            client.create_collection("other", NewCollection("nowhere?channels=0"))
+        with pytest.raises(InvalidRequest):
+            client.create_collection("other", NewCollection("default?page=1&project=max"))
+    images = [np.ascontiguousarray(one[..., [3, 0, 2]]) for one in values]
+    expected = load_encoder(model, device="cpu").embed(images)
+    np.testing.assert_allclose([found["0.tif"], found["1.tif"]], expected, atol=1e-3)
+    for more in ((), ("--channels", "3,0,2"), ("--channels", "3,0,2", "--model", "default")):
+        assert "2 unchanged" in nnclr(*call, *more)[1]
+    for more in (("--channels", "0,1,2"), ("--channels", "3,0,2", "--model", "nothing")):
+        error_line(nnclr(*call, *more), 2)
+    assert server.bench.collection("cells").count() == 2
 
 
 def test_people_see_broken_files_and_kept_items(folder, model, tmp_path):

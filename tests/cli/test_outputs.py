@@ -32,17 +32,25 @@ FILES = [
 ]
 
 
-@pytest.fixture
-def here(tmp_path, image_files, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").mkdir()
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, image_files) -> Path:
+    """Sixteen images, a run and a store, which no test changes."""
+    folder = tmp_path_factory.mktemp("outputs")
+    (folder / "run").mkdir()
     for path in [*image_files[:8], *image_files[20:28]]:
-        (tmp_path / "photos" / path.parent.name).mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, tmp_path / "photos" / path.parent.name / path.name)
-    with open_store("store") as store:
+        (folder / "photos" / path.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / "photos" / path.parent.name / path.name)
+    with open_store(folder / "store") as store:
         vectors = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
         store.create("c", CollectionSpec(4)).upsert([Item(id, row) for id, row in zip("abcde", vectors, strict=True)])
-    return tmp_path
+    return folder
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    monkeypatch.chdir(place)
+    yield place
+    shutil.rmtree(place / "out", ignore_errors=True)
 
 
 @pytest.mark.parametrize(("words", "name"), FOLDERS + FILES)
@@ -52,27 +60,35 @@ def test_a_file_of_another_origin_stays(here, words, name):
     file.write_text("path,label\nmine.jpg,cat\n")
 
     answer = nnclr(*words.split())
-    assert re.search(r"\bout\b", error_line(answer, answer[0]))
     assert answer[0]
+    assert re.search(r"\bout\b", error_line(answer, answer[0]))
     assert file.read_text() == "path,label\nmine.jpg,cat\n"
     assert [one.name for one in (here / "out").rglob("*") if one.is_file()] == [file.name]
 
 
-IN_PLACE = ["inspect photos", "probe fit photos", "eval knn pixels --data photos", "embed photos"]
-IN_PLACE += ["pretrain small_cpu --data photos", "attention photos/astronaut/00.jpg"]
+# verbs, and what an earlier result of each looks like
+IN_PLACE = {
+    "inspect photos": "findings.json",
+    "probe fit photos": "probe.safetensors",
+    "eval knn pixels --data photos": "results.json",
+    "embed photos": "",
+    "pretrain small_cpu --data photos": "",
+    "attention photos/astronaut/00.jpg": "00-attention.png",
+}
 
 
 @pytest.mark.parametrize("words", IN_PLACE)
-@pytest.mark.parametrize("earlier", ["", "findings.json", "probe.safetensors", "results.json", "00-attention.png"])
-def test_the_folder_of_the_images_is_no_place_for_results(here, words, earlier):
+def test_the_folder_of_the_images_is_no_place_for_results(here, words):
     """Not even if it holds what looks like an earlier result."""
     out = Path("photos/astronaut" if "attention" in words else "photos")
-    if earlier:
-        (out / earlier).touch()
-    line = error_line(answer := nnclr(*words.split(), "--out", out), answer[0])
-    assert str(out) in line
-    (out / earlier).unlink() if earlier else None
-    assert [one.suffix for one in Path("photos").rglob("*") if one.is_file()] == [".jpg"] * 16
+    for earlier in {"", IN_PLACE[words]}:
+        if earlier:
+            (out / earlier).touch()
+        answer = nnclr(*words.split(), "--out", out)
+        assert str(out) in error_line(answer, answer[0])
+        if earlier:
+            (out / earlier).unlink()
+        assert [one.suffix for one in Path("photos").rglob("*") if one.is_file()] == [".jpg"] * 16
 
 
 def test_earlier_results_are_replaced(here):

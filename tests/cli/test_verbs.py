@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from nnclr_hub.cli.app import PANELS, app
+from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import CONTINUE, new_app
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
@@ -117,3 +119,20 @@ def test_a_piped_table_is_not_truncated(tmp_path):
     command = [sys.executable, "-m", "nnclr_hub.cli", "store", "list", "--store", str(tmp_path / "store")]
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}, check=True)
     assert [line.split()[-1] for line in done.stdout.splitlines()] == ["model", model, "(01234567)"]
+
+
+@pytest.mark.parametrize(
+    ("listened", "opened"),
+    [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1"), ("0", "127.0.0.1"), ("::", "[::1]"), ("::1", "[::1]")],
+)
+def test_serve_prints_an_address_that_a_browser_opens(listened, opened, model, tmp_path, monkeypatch):
+    if ":" in listened:
+        try:
+            socket.create_server((listened, 0), family=socket.AF_INET6).close()
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+    monkeypatch.setattr(load_program("serving", "run"), "run", lambda app, settings: None)
+    flags = ("--host", listened, "--insecure", "--port", "0", "--store", str(tmp_path / "store"), "--model", str(model))
+    result = CliRunner().invoke(app, ["serve", *flags])
+    assert result.exit_code == 0, result.stderr
+    assert f"web app: http://{opened}:0/ " in result.stderr

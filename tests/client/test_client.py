@@ -2,6 +2,8 @@
 
 import asyncio
 import inspect
+import io
+import itertools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,8 +22,10 @@ from nnclr_hub.errors import (
     UnknownModel,
     UnsupportedImage,
 )
+from nnclr_hub.images.decode import decode_image
 from nnclr_hub.store.base import SearchOptions
 from nnclr_hub.workbench import NewImage
+from nnclr_hub.workbench.payload import image_file
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +177,18 @@ def test_the_async_client_gives_the_same_results(server, encoder, image_files):
             await client.store.drop("awaited")
 
     asyncio.run(work())
+
+
+def test_an_open_image_is_sent_upright_in_every_mode():
+    """The server reads the same pixels as the library reads locally."""
+    exif = Image.Exif()
+    plain = Image.effect_mandelbrot((60, 40), (-2, -1, 1, 1), 20).convert("RGB")
+    for mode, orientation in itertools.product(("RGB", "L", "CMYK"), (1, 3, 6)):
+        exif[0x0112] = orientation
+        plain.convert(mode).save(file := io.BytesIO(), "JPEG", exif=exif)
+        image = Image.open(file)
+        _, sent = image_file(image)
+        np.testing.assert_array_equal(np.asarray(decode_image(sent)), np.asarray(decode_image(image)))
 
 
 def test_the_client_needs_neither_torch_nor_faiss():

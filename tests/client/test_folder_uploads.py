@@ -1,6 +1,5 @@
 """Uploading a folder resumes, is bounded, and gives the items of `nnclr index`."""
 
-import asyncio
 import contextlib
 import os
 import shutil
@@ -15,7 +14,7 @@ import pytest
 from client.scripted_server import Response, scripted
 from PIL import Image
 
-from nnclr_hub import AsyncClient, Client, open_store
+from nnclr_hub import Client, open_store
 from nnclr_hub.client import remote
 from nnclr_hub.client.uploads import MOST_BYTES
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
@@ -173,19 +172,6 @@ def test_a_refused_upload_stops_all_workers(client, folder, monkeypatch):
 
     with pytest.raises(CollectionNotFound):
         client.collection("vanishing").index_folder(folder, progress=drop)
-
-
-async def _index(url: str, folder) -> None:
-    async with AsyncClient(url, timeout=120) as client:
-        await client.create_collection("awaited")
-        report = await client.collection("awaited").index_folder(folder)
-        assert (report.added, report.broken) == (60, ())
-        assert (await client.collection("awaited").index_folder(folder)).unchanged == 60
-        await client.store.drop("awaited")
-
-
-def test_the_async_client_indexes_a_folder(server, folder):
-    asyncio.run(_index(server.url, folder))
 
 
 def test_metadata_counts_toward_the_size_of_a_request():

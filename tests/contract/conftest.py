@@ -9,19 +9,14 @@ from store.milvus_servers import SERVERS
 from nnclr_hub import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
-# What REST does not have, by the test that needs it.
+# What REST does not have, by the tests and cases that need it. `RemoteCollection` documents it.
 NOT_OVER_HTTP = {
-    "thumbnails are made by the server": """a_request_of_any_size_is_stored_whole the_last_item_of_an_id_wins
-        items_come_back_as_they_were_written an_invalid_item_is_refused""",
-    "the server decides which keys stay": "edits_are_merge_patches each_item_has_its_own_patch",
-    "repairs need the disk of the server": "maintenance_changes_no_answer",
-    "a cursor is opaque": "pages_cover_everything_once",
-    "a URL is short": "filters_agree_with_a_literal",
-    "metadata is JSON already": "metadata_is_what_the_standard_library_makes_of_it",
-    "percentiles come with matches": "percentile pairs_are_sampled",
-    "the server chooses the fingerprint, and what is compared": "the_store_decides vectors_of_another_encoder",
-    "the limits are those of the server's store": "facets_count_the_values other_keys_can_be",
-    "the log of changes of a folder is the server's": "only_a_folder_keeps_a_log",
+    "the server makes thumbnails": "thumbnails_come_back",
+    "the server decides which keys stay": "keep_what_shall_stay[http-keep1 a_patch_of_each_item_keeps",
+    "a cursor is one of a page before": "pages_start_after_any_id",
+    "a URL is short": "filters_may_name_many_ids",
+    "percentiles come with matches": "few_items_have_no pairs_are_sampled the_best_of_groups_have",
+    "the server chooses the fingerprint": "http-spec0 http-spec2 http-spec3 http-spec4 vectors_of_another_encoder",
 }
 
 

@@ -47,7 +47,7 @@ FILTERS: list[dict[str, Any]] = [
     {"must": [{"key": "mixed", "in": [1, "1", True, None, "größe"]}, {"key": "n", "range": {"gte": 5, "lt": 50}}]},
     {"must": [{"key": "label", "in": [f"no{i}" for i in range(499)] + ["cat"]}]},
     {"must": [{"ids": ["A0", "z1", "absent"]}]},
-    {"must_not": [{"ids": [*(f"absent{i}" for i in range(40_000)), "A0", "z1"]}]},
+    {"must_not": [{"ids": ["absent", "A0", "z1"]}]},
     {"must": [{"key": "label", "in": []}]},
     {"should": [{"key": "absent", "match": 1}], "must": [{"key": "n", "range": {"lt": 9}}]},
     # an empty list of alternatives matches nothing: it may come from an empty selection
@@ -80,8 +80,12 @@ def metadata_of(i: int) -> dict[str, Any]:
     return made | (ODD if i % 7 == 0 else {}) | ({"half": i / 2} if i % 2 else {})
 
 
+def thumbnail(jpeg: bytes) -> bytes | None:
+    return jpeg if THUMBNAILS[0] else None
+
+
 def items(start: int = 0, stop: int = N) -> list[Item]:
-    thumbnails = [None, b"", b"\xff\xd8jpeg\x00", bytes(32 * 1024)] if THUMBNAILS[0] else [None] * 4
+    thumbnails = [None, *map(thumbnail, (b"", b"\xff\xd8jpeg\x00", bytes(32 * 1024)))]
     ids = [f"{'Az9._~-'[i % 7]}{i}" for i in range(N)]
     return [Item(ids[i], VECTORS[i], metadata_of(i), thumbnails[i % 4]) for i in range(start, stop)]
 

@@ -48,6 +48,11 @@ IMPOSSIBLE = [
     ("collection_exists", lambda s: s.rename("b", "best")),
     ("collection_not_found", lambda s: s.get("absent")),
     ("collection_not_found", lambda s: s.drop("absent")),
+    *(
+        ("collection_not_found", lambda s, name=name, call=call, more=more: getattr(s, call)(name, *more))
+        for call, *more in (("get",), ("drop",), ("rename", "there"))
+        for name in ("", "a/b")
+    ),
     ("collection_not_found", lambda s: s.rename("absent", "there")),
     ("collection_not_found", lambda s: s.alias("x", "absent")),
     ("collection_not_found", lambda s: s.write("absent", lambda c: c.delete(["a"]))),

@@ -129,7 +129,7 @@ def test_the_page_loads_nothing(report):
 def test_a_second_run_reads_no_image_again(photos, report, monkeypatch):
     from nnclr_hub.workbench.inspection import scan
 
-    monkeypatch.setattr(scan, "_read", lambda source, reading: pytest.fail("read again"))
+    monkeypatch.setattr(scan, "decode_any", lambda source, reading: pytest.fail("read again"))
     (photos / "train/broken.jpg").rename(photos / "broken.txt")  # errors are not kept
     try:
         assert run("inspect", photos, "--model", "pixels", "--out", report).exit_code == 0

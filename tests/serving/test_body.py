@@ -2,12 +2,12 @@
 
 import asyncio
 import gzip
-import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
 import pytest
+from rest_requests import talk
 from starlette.datastructures import Headers
 from starlette.types import Message
 
@@ -20,26 +20,6 @@ FORM = b"Content-Type: multipart/form-data; boundary=b\r\n"
 EMBED = b"POST /api/v1/embed HTTP/1.1\r\nHost: 127.0.0.1\r\n" + FORM
 PUT = b"PUT /api/v1/collections/c/items HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 FIELD = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\nx\r\n'
-
-
-def raw(strict, pieces: Iterable[bytes], timeout: float = 120) -> bytes:
-    """Return what the server sends until it closes the connection or the head of its response is complete."""
-    with socket.create_connection(("127.0.0.1", int(strict.url.rpartition(":")[2])), timeout=timeout) as connection:
-        try:
-            for piece in pieces:
-                connection.sendall(piece)
-        except OSError:
-            pass  # the server closed the connection, and may have sent an error before
-        answer = b""
-        while b"\r\n\r\n" not in answer:
-            try:
-                chunk = connection.recv(65536)
-            except ConnectionError:
-                break
-            if not chunk:
-                break
-            answer += chunk
-        return answer
 
 
 def chunked(piece: bytes, times: int) -> Iterator[bytes]:
@@ -55,7 +35,7 @@ def chunked(piece: bytes, times: int) -> Iterator[bytes]:
 def test_a_chunked_body_is_counted(strict, head):
     """Such a body has no Content-Length."""
     start = b"Transfer-Encoding: chunked\r\n\r\n" + (b"26\r\n" + FIELD[:36] + b'f"\r\n' if head is EMBED else b"")
-    answer = raw(strict, [head + start, *chunked(b" " * 50_000, 60)])
+    answer = talk(strict.url, [head + start, *chunked(b" " * 50_000, 60)], whole=False)
     assert answer.startswith((b"HTTP/1.1 413", b"HTTP/1.1 400"))
     if head is PUT:
         assert answer.startswith(b"HTTP/1.1 413")
@@ -64,7 +44,7 @@ def test_a_chunked_body_is_counted(strict, head):
 @pytest.mark.parametrize("head", [EMBED, PUT])
 @pytest.mark.parametrize("length", [2_000_001, 10**12, 10**18])
 def test_a_content_length_above_the_limit_is_refused_at_once(strict, head, length):
-    assert raw(strict, [head + b"Content-Length: %d\r\n\r\n" % length]).startswith(b"HTTP/1.1 413")
+    assert talk(strict.url, [head + b"Content-Length: %d\r\n\r\n" % length], whole=False).startswith(b"HTTP/1.1 413")
 
 
 @pytest.mark.parametrize(
@@ -84,12 +64,12 @@ def test_a_content_length_above_the_limit_is_refused_at_once(strict, head, lengt
 def test_a_head_that_two_servers_could_read_differently_is_refused(strict, headers):
     """Otherwise a request could be smuggled past a proxy in the body of another one."""
     smuggled = b"abcGET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    assert raw(strict, [PUT + headers + b"\r\n" + smuggled]).startswith(b"HTTP/1.1 400")
+    assert talk(strict.url, [PUT + headers + b"\r\n" + smuggled], whole=False).startswith(b"HTTP/1.1 400")
 
 
 def test_a_silent_client_is_answered_408(model, tmp_path, serve):
     for server in serve(model, tmp_path / "store", body_idle_s=0.3):
-        answer = raw(server, [PUT + b"Content-Length: 1000\r\n\r\n[1,"])
+        answer = talk(server.url, [PUT + b"Content-Length: 1000\r\n\r\n[1,"], whole=False)
         assert answer.startswith(b"HTTP/1.1 408")
         assert RequestTooSlow.code.encode() in answer
 
@@ -181,7 +161,9 @@ def test_an_ordinary_request_does_not_wait_for_all_large_bodies():
 
 
 def test_a_head_below_the_limit_is_read(strict):
-    answer = raw(strict, [b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 60_000 + b"\r\n\r\n"])
+    answer = talk(
+        strict.url, [b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 60_000 + b"\r\n\r\n"], whole=False
+    )
     assert answer.startswith(b"HTTP/1.1 200")
 
 
@@ -191,6 +173,6 @@ def test_responses_do_not_name_the_server_software(strict):
         [b"nonsense\r\n\r\n"],
         [b"GET /x HTTP/1.1\r\n\r\n"],
     ):
-        answer = raw(strict, pieces).lower()
+        answer = talk(strict.url, pieces, whole=False).lower()
         assert b"server:" not in answer
         assert b"uvicorn" not in answer

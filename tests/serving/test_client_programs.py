@@ -10,7 +10,6 @@ installs it and runs all of them:
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -104,61 +103,10 @@ def test_curl(server, client, collection, image_files, encoder, tmp_path):
     assert item["metadata"]["name"] == "фото 1.jpg"
 
 
-# ---- clients that are not installed, by the bytes that they send
-
-
-def sent(server, head: str, body: bytes) -> tuple[int, dict]:
-    """Send the bytes of a request with the body in a separate packet, and return status and JSON of the response."""
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=60) as connection:
-        start = f"{head}\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall(start.encode())
-        connection.sendall(body)
-        answer = b""
-        while chunk := connection.recv(65536):
-            answer += chunk
-    return int(answer[9:12]), json.loads(answer.partition(b"\r\n\r\n")[2])
-
-
-FORM = "Content-Type: multipart/form-data; boundary="
-
-
-@pytest.mark.parametrize(
-    ("boundary", "before", "headers"),
-    [
-        pytest.param(  # HttpClient with MultipartFormDataContent
-            '"0f5c1a2b-1b1f-4f1f-9d3e-2f0c5d1e7a11"',
-            b"",
-            "Content-Type: image/jpeg\r\nContent-Disposition: form-data; name=files; "
-            "filename=\"=?utf-8?B?0YTQvtGC0L4uanBn?=\"; filename*=utf-8''%D1%84%D0%BE%D1%82%D0%BE.jpg",
-            id="dotnet",
-        ),
-        pytest.param(
-            "old-requests",
-            b"",
-            "Content-Disposition: form-data; name=\"files\"; filename*=utf-8''%D1%84%D0%BE%D1%82%D0%BE.jpg",
-            id="urllib3",
-        ),
-        pytest.param(
-            "mail",
-            b"This is a multi-part message in MIME format.\r\n\r\n",
-            'Content-Disposition: form-data; name="files"; filename="фото.jpg"',
-            id="preamble",
-        ),
-    ],
-)
-def test_an_upload_keeps_the_name_of_its_file(server, client, collection, image_files, boundary, before, headers):
-    delimiter = b"--" + boundary.strip('"').encode()
-    part = delimiter + b"\r\n" + headers.encode() + b"\r\n\r\n" + image_files[0].read_bytes() + b"\r\n"
-    body = before + part + delimiter + b"--\r\n"
-    assert sent(server, f"POST {collection}/items HTTP/1.1\r\n{FORM}{boundary}", body)[0] == 200
-    (item,) = client.get(f"{collection}/items").json()["items"]
-    assert item["metadata"]["name"] == "фото.jpg"
-
-
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/api/v1/embed"])
-def test_json_may_begin_with_a_byte_order_mark(server, image_files, path):
+def test_json_may_begin_with_a_byte_order_mark(client, image_files, path):
     """As PowerShell and .NET's StreamWriter write it."""
     text = as_text(image_files[0])
-    content = {"model": "default", "input": text} if path.startswith("/v1") else {"images": [text]}
-    head = f"POST {path} HTTP/1.1\r\nContent-Type: application/json; charset=utf-8"
-    assert sent(server, head, json.dumps(content).encode("utf-8-sig"))[0] == 200
+    body = {"model": "default", "input": text} if path.startswith("/v1") else {"images": [text]}
+    headers = {"Content-Type": "application/json; charset=utf-8"}
+    assert client.post(path, content=json.dumps(body).encode("utf-8-sig"), headers=headers).status_code == 200

@@ -1,7 +1,6 @@
 """The deadline of every route, and what a request holds until it is over."""
 
 import asyncio
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from model_shelf import KB, Shelf
-from rest_requests import ended, is_problem
+from rest_requests import ended, in_flight, is_problem
 from starlette.responses import Response
 from waiting import until
 
@@ -110,10 +109,7 @@ def test_the_client_does_not_wait_for_work_that_cannot_stop(hurried, hurried_cli
 
 def test_a_search_stops_when_its_client_disconnects(hurried, hurried_client, stuck):
     method, path, body = ROUTES["search"]
-    request = hurried_client.build_request(method, path, json=body)
-    head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-    with socket.create_connection((request.url.host, request.url.port)) as connection:
-        connection.sendall(f"{method} {path} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+    with in_flight(hurried_client.build_request(method, path, json=body)):
         until(lambda: gauge(hurried, "nnclr_searches_in_work") == 1)
         assert stuck.ended == []
     until(lambda: gauge(hurried, "nnclr_searches_in_work") == 0)

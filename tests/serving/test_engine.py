@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from waiting import PATIENCE_S, until
 
 from nnclr_hub import load_encoder
+from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import (
     DeadlineExceeded,
     ImageError,
@@ -68,6 +69,21 @@ def test_an_idle_device_starts_at_once_and_a_busy_one_fills_its_batches(make_eng
         release.set()
         assert first_column(late.result()) == list(range(2, 22))
     assert encoder.batches == [1, 8, 8, 4]
+
+
+def test_more_costly_images_than_cores_delay_no_other(make_engine):
+    """Their threads do not return, and no other image wakes one."""
+    costly, begun, release = usable_cores() + 1, threading.Semaphore(0), threading.Event()
+    encoder = FakeEncoder(decoding={"slow": lambda: (begun.release(), release.wait(120))})
+    engine = make_engine(encoder, decode_threads=costly + 1)
+    with ThreadPoolExecutor(costly + 1) as pool:
+        slow = [pool.submit(engine.run, [b"slow"]) for _ in range(costly)]
+        for _ in range(costly):
+            assert begun.acquire(timeout=120)
+        assert first_column(pool.submit(engine.run, numbers(7)).result(120)) == [7]
+        assert not any(one.done() for one in slow)
+        release.set()
+    assert engine.in_work == 0
 
 
 def test_batches_do_not_exceed_the_largest_compiled_size(make_engine):

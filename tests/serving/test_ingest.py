@@ -1,13 +1,12 @@
 """Uploads next to searches: reads never wait for uploads, and work for disconnected clients is dropped."""
 
-import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import httpx
 import pytest
-from rest_requests import as_text, upload
+from rest_requests import as_text, in_flight, upload
 from waiting import until
 
 from serving.models import WRITERS
@@ -105,9 +104,7 @@ def test_queued_images_are_dropped_when_their_client_disconnects(client, server,
             else:
                 queries = [{"image": as_text(path)} for path in image_files[1:4]]
                 request = client.build_request("POST", f"{collection}/search/batch", json={"queries": queries})
-            head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
-            with socket.create_connection((request.url.host, request.url.port)) as connection:
-                connection.sendall(f"POST {request.url.path} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
+            with in_flight(request):
                 until(lambda: hold.engine.in_work == 4)
             until(lambda: hold.engine.in_work == 1)
         finally:

@@ -2,20 +2,11 @@
 
 import json
 import logging
-import socket
 
 import pytest
+from rest_requests import talk
 
 EVIL = "a\r\nX-Evil: 1\r\n\r\n<script>\x1b[31m\u2028"
-
-
-def raw(server, head: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=120) as connection:
-        connection.sendall(head)
-        answer = b""
-        while chunk := connection.recv(65536):
-            answer += chunk
-        return answer
 
 
 def test_names_cannot_inject_headers_or_log_lines(server, client, caplog):
@@ -39,7 +30,7 @@ def test_names_cannot_inject_headers_or_log_lines(server, client, caplog):
     for name in (b"Host", b"Origin", b"User-Agent", b"X-Request-Id", b"Authorization", b"Cookie", b"Idempotency-Key"):
         for value in (b"a\tb\x1b[31m\xff", b"a\x0bX-Evil: 1", b"b" * 50_000):
             head = b"PUT /x HTTP/1.1\r\nConnection: close\r\n%s: %s\r\n" % (name, value)
-            answer = raw(server, head + (b"\r\n" if name == b"Host" else b"Host: 127.0.0.1\r\n\r\n"))
+            answer = talk(server.url, [head + (b"\r\n" if name == b"Host" else b"Host: 127.0.0.1\r\n\r\n")])
             assert answer.split(b" ")[1] in (b"400", b"403", b"404", b"405"), (name, answer)
             assert b"\r\nX-Evil" not in answer
     formatter = logging.Formatter("%(levelname)s %(name)s %(message)s")
@@ -65,6 +56,6 @@ def test_item_ids_and_metadata_are_returned_unchanged(client):
     "path", ["/../../etc/passwd", "/app/../../etc/passwd", "/app/%2e%2e/%2e%2e/etc/passwd", "//etc/passwd"]
 )
 def test_paths_with_dots_find_nothing(server, path):
-    answer = raw(server, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
+    answer = talk(server.url, [f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()])
     assert answer.split(b" ")[1] in (b"404", b"400")
     assert b"root:" not in answer

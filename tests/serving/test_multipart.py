@@ -23,6 +23,7 @@ def test_forms_are_read_as_they_were_written(fields, cut):
     assert [tuple(part) for part in parse_form(KIND, [body[:cut], body[cut:]])] == fields
     with pytest.raises(MalformedForm):
         parse_form(KIND, [body[: min(cut, len(body) - 4)]])  # without the last "--"
+    assert len(parse_form('multipart/form-data; boundary="bound"', [body])) == len(fields)  # as .NET writes it
     assert len(parse_form(KIND, [b"\r\n" + body + b"what follows is ignored"])) == len(fields)
     assert len(parse_form(KIND, [b"This is a multi-part message --bound.\r\n\r\n" + body])) == len(fields)
 

@@ -5,9 +5,6 @@ import json
 import logging
 import os
 import re
-import signal
-import subprocess
-import sys
 import threading
 import uuid
 from contextlib import contextmanager
@@ -25,8 +22,9 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from rest_requests import upload
+from server_process import ServerProcess
 from starlette.testclient import TestClient
-from waiting import free_port, until, until_served
+from waiting import until
 
 import nnclr_hub
 from nnclr_hub.errors import ModelError, NotReady
@@ -401,28 +399,18 @@ def test_lines_are_text_or_json_and_contain_no_private_data(client, image_files)
 @pytest.mark.slow
 def test_a_process_logs_json_with_the_name_of_the_key(model, tmp_path):
     """Before that it prints its addresses and logs missing source folders."""
-    port, log = free_port(), tmp_path / "log"
-    command = ["-m", "nnclr_hub.cli", "serve", "--model", str(model), "--store", str(tmp_path / "store"), "--no-page"]
-    environment = os.environ | {
-        "NNCLR_LOG_FORMAT": "json",
-        "NNCLR_API_KEYS": '["anna:a-secret-of-sixteen-letters"]',
-        "NNCLR_SOURCE_FOLDERS": json.dumps([str(tmp_path), str(tmp_path / "no-such-disk")]),
-        "NNCLR_HOST": "0.0.0.0",
-    }
-    with log.open("wb") as file:
-        arguments = [sys.executable, *command, "--port", str(port)]
-        process = subprocess.Popen(arguments, cwd=ROOT, env=environment, stderr=file)
-    try:
-        until_served(f"http://127.0.0.1:{port}/readyz", process, log)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            client.get("/v1/models", headers={"X-Request-ID": "me"})
-            key = {"Authorization": "Bearer a-secret-of-sixteen-letters", "X-Request-ID": "anna-1"}
-            client.get("/v1/models", headers=key)
-            client.get("/healthz")
-    finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
-    written = log.read_text().splitlines()
+    options = {"log_format": "json", "api_keys": '["anna:a-secret-of-sixteen-letters"]', "host": "0.0.0.0"}
+    options["source_folders"] = json.dumps([str(tmp_path), str(tmp_path / "no-such-disk")])
+    with (
+        ServerProcess(tmp_path / "store", model=str(model), **options) as process,
+        httpx.Client(base_url=process.url, timeout=60) as client,
+    ):
+        client.get("/v1/models", headers={"X-Request-ID": "me"})
+        key = {"Authorization": "Bearer a-secret-of-sixteen-letters", "X-Request-ID": "anna-1"}
+        client.get("/v1/models", headers=key)
+        client.get("/healthz")
+        assert process.terminate() == 0
+    written = process.log.read_text().splitlines()
     [addresses] = [line for line in written if line.startswith("API: ")]
     assert re.findall(r"https?://([^:/]+)", addresses) == ["127.0.0.1"] * 3
     entries = [json.loads(line) for line in written if line.startswith("{")]

@@ -123,7 +123,7 @@ def test_the_workbench_refuses_writes(server, photos, image_files):
     assert bench.read_only
     item = Item("x", np.ones(32, np.float32))
     for write in (
-        lambda: bench.ensure_collection("other"),
+        lambda: bench.create_collection("other"),
         lambda: bench.index_folder("photos", photos),
         lambda: bench.add_images("photos", [NewImage("x", image_files[0])]),
         lambda: bench.upsert("photos", [item]),

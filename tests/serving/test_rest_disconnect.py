@@ -1,6 +1,5 @@
 """Work for a disconnected client is dropped, and many waiting requests do not block other ones."""
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -9,7 +8,7 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from rest_requests import as_text, upload
+from rest_requests import as_text, in_flight, upload
 from waiting import until
 
 COUNT = 40
@@ -53,14 +52,6 @@ def images_by(server, outcome: str) -> float:
     return server.engines.metrics.registry.get_sample_value("nnclr_images_total", labels) or 0.0
 
 
-def ask_and_leave(request: httpx.Request, begun: threading.Event) -> None:
-    """Send a request, and disconnect when its work has begun."""
-    with socket.create_connection((request.url.host, request.url.port)) as connection:
-        lines = [f"{request.method} {request.url.path} HTTP/1.1", *(f"{k}: {v}" for k, v in request.headers.items())]
-        connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())
-        assert begun.wait(120)
-
-
 @pytest.mark.parametrize("route", ["embed", "openai", "predict"])
 def test_images_of_a_disconnected_client_are_not_embedded(server, client, probe, image_files, monkeypatch, route):
     asked = {
@@ -72,7 +63,8 @@ def test_images_of_a_disconnected_client_are_not_embedded(server, client, probe,
     }[route]()
     embedded, cancelled = images_by(server, "embedded"), images_by(server, "cancelled")
     with held_up(server, monkeypatch) as begun:
-        ask_and_leave(asked, begun)
+        with in_flight(asked):
+            assert begun.wait(120)
         until(lambda: images_by(server, "cancelled") > cancelled)  # those that no thread has taken yet
     assert images_by(server, "embedded") == embedded
     assert images_by(server, "cancelled") - cancelled == COUNT

@@ -4,10 +4,10 @@ import itertools
 import json
 import re
 import socket
-from collections.abc import Iterable
 
 import httpx
 import pytest
+from rest_requests import talk
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -30,26 +30,6 @@ def victim(strict):
     assert httpx.put(address, json={"dim": 2}, timeout=60).status_code in (200, 201)
     yield
     assert httpx.get(address, timeout=60).status_code == 200
-
-
-def talk(strict, pieces: Iterable[bytes]) -> bytes:
-    """Return all that the server sends until it closes the connection, which the last request must ask for."""
-    with socket.create_connection(("127.0.0.1", int(strict.url.rpartition(":")[2])), timeout=20) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        try:
-            for piece in pieces:
-                connection.sendall(piece)
-        except OSError:
-            pass  # the server closed the connection
-        answer = b""
-        while True:
-            try:
-                chunk = connection.recv(65536)
-            except ConnectionError:
-                return answer
-            if not chunk:
-                return answer
-            answer += chunk
 
 
 def statuses(answer: bytes) -> list[int]:
@@ -78,7 +58,7 @@ def test_the_body_is_read_however_it_is_split(strict, victim, offer, encoding):
     end = message.index(b"\r\n\r\n")
     splits = [[message[:i], message[i:]] for i in {*range(1, len(message), 11), *range(end, end + 8)}]
     for pieces in [[message], *splits, [message[i : i + 1] for i in range(len(message))]]:
-        answer = talk(strict, pieces)
+        answer = talk(strict.url, pieces)
         assert statuses(answer) == [200], answer
         assert b'"matches"' in answer
 
@@ -89,7 +69,7 @@ def test_a_body_is_never_executed(strict, victim, method, encoding):
     for offer, apart in itertools.product(OFFERS.values(), (False, True)):
         message = head(method, "/api/v1/collections/other", offer) + framed(INNER, encoding)
         cut = message.index(b"\r\n\r\n") + 4
-        answer = talk(strict, [message[:cut], message[cut:]] if apart else [message])
+        answer = talk(strict.url, [message[:cut], message[cut:]] if apart else [message])
         assert len(statuses(answer)) <= 1, answer
 
 
@@ -100,7 +80,7 @@ def test_connect_is_refused_and_its_body_not_executed(strict, victim, target, of
     for body in (b"\r\n" + INNER, framed(INNER, "length"), framed(INNER, "chunked")):
         cut = body.index(b"\r\n\r\n") + 4 if body[:2] != b"\r\n" else 2
         for pieces in ([message + body], [message + body[:cut], body[cut:]]):
-            assert statuses(talk(strict, pieces)) in ([400], [])
+            assert statuses(talk(strict.url, pieces)) in ([400], [])
 
 
 @pytest.mark.parametrize("encoding", ["length", "chunked"])
@@ -114,7 +94,7 @@ def test_pipelined_requests_are_answered_in_order(strict, victim, encoding):
     ]
     message = b"".join([*messages, head("GET", "/healthz", b""), b"\r\n"])
     for size in (len(message), 100, 7, 1):
-        answer = talk(strict, [message[i : i + size] for i in range(0, len(message), size)])
+        answer = talk(strict.url, [message[i : i + size] for i in range(0, len(message), size)])
         assert statuses(answer) == [200, 400, 200, 400, 200], answer
 
 
@@ -133,4 +113,4 @@ def test_an_offer_without_a_body_is_answered_on_the_same_connection(strict):
 )
 def test_an_ambiguous_length_is_refused_with_an_offer_too(strict, victim, headers):
     message = head("POST", SEARCH, OFFERS["java"], close=False) + headers + b"\r\nabc" + INNER
-    assert statuses(talk(strict, [message])) == [400]
+    assert statuses(talk(strict.url, [message])) == [400]

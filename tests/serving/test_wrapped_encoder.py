@@ -6,7 +6,7 @@ import time
 import httpx
 import numpy as np
 import pytest
-from rest_requests import as_text, ended, finished, upload
+from rest_requests import as_text, finished, upload
 
 from nnclr_hub import load_encoder, open_store
 from nnclr_hub.store.base import CollectionSpec, Item
@@ -70,16 +70,6 @@ def test_rest_embeds_and_searches(client, file, image_files):
     assert answer.status_code == 200, answer.text
     best, *_ = answer.json()["matches"]
     assert best["score"] == pytest.approx(1, abs=1e-5)
-
-
-def test_a_collection_moves_to_the_function_of_the_server_over_rest(client, server, file, image_files):
-    own = load_encoder(f"python:{file}:layout")
-    names = {one["fingerprint"]: one["id"] for one in client.get("/v1/models").json()["data"]}
-    job = ended(client, client.post("/api/v1/collections/album/reembed", json={"model": names[own.fingerprint]}))
-    assert job["state"] == "done", job
-    assert (job["result"]["embedded"], job["result"]["skipped"]) == (60, [])
-    collection = server.bench.collection("album")
-    assert (collection.spec.fingerprint, collection.spec.dim) == (own.fingerprint, 192)
 
 
 @pytest.fixture

@@ -297,6 +297,7 @@ def test_a_compaction_after_a_bulk_load_builds_the_final_kind(tmp_path):
         rows = vectors(600)
         collection.upsert([Item(f"i{i}", row) for i, row in enumerate(rows)])
         until(lambda: collection.info().index == "ivf_sq8")
+        assert collection.info().state.startswith("building")
         collection.compact()
-        assert collection.info().index == "hnsw"
+        assert (collection.info().index, collection.info().state) == ("hnsw", "ready")
         assert collection.search(rows[7], 1)[0].id == "i7"

@@ -167,7 +167,7 @@ def test_items_with_too_many_values_are_refused_as_a_whole(store):
     collection.delete(["full"])
     collection.upsert([*items(2), Item("many", VECTORS[5], {"other": many, "tags": many[:4000]})])
     for edit in (
-        lambda: collection.update_metadata({"tags": many}, where={}),
+        lambda: collection.update_metadata({"tags": many}, where={"must_not": [{"ids": []}]}),
         lambda: collection.update_each({"i0": {"n": 7}, "i1": {"tags": many}}),
     ):
         with pytest.raises(InvalidRequest):

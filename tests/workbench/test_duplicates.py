@@ -9,7 +9,7 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench.duplicates import exact_duplicates, near_duplicates
 from nnclr_hub.workbench.metadata import PIXEL_HASH
 
-DIM, COUNT = 8, 240
+DIM, COUNT = 8, 160
 
 
 def unit(rows: np.ndarray) -> np.ndarray:
@@ -33,17 +33,20 @@ def collection(tmp_path_factory):
         yield made
 
 
-def test_values_are_equal_as_json_is(store):
-    values = [1, 1.0, True, "1", None, [1, 2], [1, 2], {"a": 1}, 2**63, 2**63, "x", "x", "x"]
+def test_items_with_equal_pixels_are_exact_duplicates(store):
     odd = store.create("odd", CollectionSpec(DIM))
-    assert exact_duplicates(odd, "v") == near_duplicates(odd, 0.9) == []
-    odd.upsert([Item(f"{n:02}", VECTORS[n], {"v": value}) for n, value in enumerate(values)])
-    assert exact_duplicates(odd, "v") == [("10", "11", "12"), ("00", "01"), ("05", "06"), ("08", "09")]
-    assert exact_duplicates(odd, "nothing") == []
-    odd.upsert([Item(id, np.ones(DIM), {PIXEL_HASH: hash}) for id, hash in (("a", "p"), ("b", "q"), ("c", "p"))])
+    assert exact_duplicates(odd) == near_duplicates(odd, 0.9) == []
+    hashes = {"a": "p", "b": "q", "c": "p", "d": "r", "e": "q", "f": "p"}
+    odd.upsert([Item(id, np.ones(DIM), {PIXEL_HASH: hash}) for id, hash in hashes.items()])
+    odd.upsert(
+        [
+            Item(id, np.ones(DIM), metadata)
+            for id, metadata in zip("ghij", [{}, {}, *[{PIXEL_HASH: None}] * 2], strict=True)
+        ]
+    )
     seen = []
-    assert exact_duplicates(odd, progress=lambda done, total: seen.append((done, total))) == [("a", "c")]
-    assert seen[-1] == (3, 3)
+    assert exact_duplicates(odd, lambda done, total: seen.append((done, total))) == [("a", "c", "f"), ("b", "e")]
+    assert seen[-1][0] == seen[-1][1]
 
 
 @pytest.mark.parametrize(("threshold", "exact"), [(0.0, False), (0.8, True), (0.9, False), (0.97, True)])

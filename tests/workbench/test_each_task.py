@@ -169,7 +169,7 @@ progress = TaskContext.progress
 def wait(context, done, total):
     progress(context, done, total)
     if os.path.exists(os.environ["PAUSE"]):
-        open(os.environ["PAUSE"] + ".reached", "a").close()
+        open(os.environ["PAUSE"] + f".{id(context)}", "a").close()
     while os.path.exists(os.environ["PAUSE"]):
         context.raise_if_cancelled()
         time.sleep(0.01)
@@ -194,7 +194,7 @@ def test_each_task_resumes_after_kill_9(model, files, tmp_path, monkeypatch):
     with running as server, Client(running.url, timeout=300) as client:
         made = {name: make(files) for name, (make, _) in TASKS.items()}
         jobs = {name: client.start(name, request).id for name, request in made.items()}
-        waiting.until(Path(f"{pause}.reached").exists)
+        waiting.until(lambda: len(list(tmp_path.glob("pause.*"))) == len(TASKS), patience_s=240)
         server.kill()
         pause.unlink()
         server.start()

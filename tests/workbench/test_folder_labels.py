@@ -1,6 +1,7 @@
-"""Labels by folders and by samples: the same for every verb, and for a folder, a zip and a tar."""
+"""Folders, zips and tars: the labels of their images are the same for every verb, and what has become of the images."""
 
 import io
+import logging
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from PIL import Image
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.labels import read_labeled
 from nnclr_hub.images.listing import find_images
-from nnclr_hub.workbench.folder_changes import list_images_of
+from nnclr_hub.workbench.folder_changes import find_changes, list_images_of
 from nnclr_hub.workbench.inspection.subject import inspected_files
 from training.data.image_index import training_files
 from training.evals.task import read_task
@@ -157,3 +158,33 @@ def test_names_with_many_suffixes_are_counted_together(kind, tmp_path):
     place = place_of(kind, {"a.png": image(), **{f"{number}.s{number}": b"" for number in range(70)}}, tmp_path)
     counts = list_images_of(place).left_out
     assert (len(counts), sum(counts.values()), counts["other suffixes"]) == (51, 70, 20)
+
+
+@pytest.mark.parametrize("hide", ["a link", "a mount point", "a place below a mount point", "nothing"])
+def test_only_certainly_deleted_files_are_pruned(tmp_path, caplog, hide):
+    """Files behind a link or on an unmounted disk are kept, and the log reports them."""
+    folder = place_of("folder", {"cat/a.png": image(), "disk/dog/b.png": image(1)}, tmp_path)
+    deep = folder / "disk" / "dog"
+    found = list_images_of(folder).images.items()
+    known = {id: {"root": "r", "path": image.path} for id, image in found}
+    deep.rename(tmp_path / "dog")
+    place = deep
+    if hide == "a link":
+        deep.symlink_to(tmp_path / "nowhere")
+    elif hide == "a mount point":
+        deep.mkdir()
+    elif hide == "a place below a mount point":
+        place = deep.parent
+    else:
+        deep.parent.rmdir()
+    (folder / "cat" / "a.png").unlink()
+    (folder / "cat" / "b.png").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        changes = find_changes(list_images_of(folder, origin=lambda source: "r"), known, prune=True)
+    gone = ["cat/a.png"] if hide != "nothing" else ["cat/a.png", "disk/dog/b.png"]
+    assert [known[id]["path"] for id in changes.gone] == gone
+    messages = [record.getMessage().split(" so ")[0] for record in caplog.records]
+    cause = {"a link": "is a link to a folder, and such links are not followed", "nothing": ""}
+    kept = f"{place} {cause.get(hide, 'is empty, which may mean that its disk is not mounted')},"
+    assert messages == ([] if hide == "nothing" else [kept])
+    assert changes.kept == len(messages)

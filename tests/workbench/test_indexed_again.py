@@ -71,7 +71,7 @@ def test_an_archive_is_imported_again(bench, folder, tmp_path, image_files):
         report = bench.run("import", ImportRequest("c", str(tmp_path / "c.zip")))
         return report["added"], report["replaced"], report["unchanged"]
 
-    bench.ensure_collection("c", None)
+    bench.create_collection("c")
     same = {"cat/0.jpg": "0.jpg", "cat/1.jpg": "1.jpg", "dog/2.jpg": "2.jpg"}
     assert imported(same) == (3, 0, 0)
     before = by(bench, "name")

@@ -35,13 +35,20 @@ def fill(store, count: int = 60):
     return collection
 
 
-def test_what_is_kept_is_what_was_found(store):
-    collection = fill(store)
+@pytest.mark.parametrize("write", [False, True])
+def test_one_bar_shows_all_steps(store, write):
+    fill(store)
     seen: list[tuple[int, int]] = []
-    made = inspect_collection(collection, progress=lambda done, total: seen.append((done, total)))
+    request = InspectionRequest("points", write_fields=write)
+    Workbench(Encoders(), store).run("inspection", request, lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen), "one bar that only grows"
     assert len({total for _, total in seen}) == 1
     assert seen[-1][0] == seen[-1][1]
+
+
+def test_what_is_kept_is_what_was_found(store):
+    collection = fill(store)
+    made = inspect_collection(collection)
     keep_inspection(store.records, made)
     kept = get_inspection(store.records, collection)
     assert kept.ids == made.ids == tuple(f"{i:03}" for i in range(60))

@@ -10,7 +10,6 @@ from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.queries import best_per_group
-from nnclr_hub.workbench.duplicates import exact_duplicates
 from nnclr_hub.workbench.inspection.comparison import compare_on_collection
 from nnclr_hub.workbench.inspection.subject import collection_subject
 from nnclr_hub.workbench.labels import labeled_items
@@ -41,7 +40,6 @@ def test_a_key_is_read_alike_everywhere(collection):
     assert [value for value, _ in collection.facets([KEY])[KEY].values][:2] == ["a", "b"]
     found = best_per_group(collection, np.ones(4, np.float32), KEY, k=5)
     assert len(found) == 2  # a and b
-    assert sorted(map(len, exact_duplicates(collection, KEY))) == [20, 20]
     labels = labeled_items(collection, KEY)
     assert (labels.classes, len(labels.labels), labels.left_out) == (("a", "b"), 40, {"no label": 4})
     assert [collection_subject(collection, field=KEY).labels.count(one) for one in ("a", "b", None)] == [20, 20, 4]

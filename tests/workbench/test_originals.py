@@ -1,19 +1,22 @@
-"""The originals of uploaded images: kept once, deleted with their last item, and used by a re-embedding."""
+"""The image of an item: its file while it is the same, or the original of an upload, kept until its last item goes."""
 
 import io
+import shutil
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from nnclr_hub.errors import CollectionNotFound, DiskFull, StoreCorrupt
+from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, ItemNotFound, StoreCorrupt
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.store.where import MAX_IN
 from nnclr_hub.workbench import Encoders, NewImage, Workbench
 from nnclr_hub.workbench.reembedding import reembed
-from nnclr_hub.workbench.sources import read_original
+from nnclr_hub.workbench.source_folders import SourceFolders
+from nnclr_hub.workbench.sources import read_original, read_source
 
 
 def photo(seed: int, format: str = "PNG") -> bytes:
@@ -30,6 +33,84 @@ def bench(model, tmp_path):
         for name in ("one", "two"):
             store.create(name, CollectionSpec.of(made.models.get()))
         yield made
+
+
+@pytest.fixture
+def indexed(bench, image_files, tmp_path):
+    """A collection of two images of a folder, and the folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    shutil.copy(image_files[0], folder / "a.jpg")
+    Image.open(image_files[1]).save(folder / "b.tiff")
+    bench.index_folder("photos", folder)
+    return bench.collection("photos"), folder
+
+
+def item_of(collection, name):
+    return next(item for item in collection.scroll().items if item.metadata["path"] == name)
+
+
+def test_the_file_is_returned_or_converted_to_png_for_browsers(indexed):
+    collection, folder = indexed
+    original = read_original(collection, item_of(collection, "a.jpg").id, [folder])
+    assert (original.of, original.media_type, original.reason) == ("source", "image/jpeg", "")
+    assert original.data == (folder / "a.jpg").read_bytes()
+    original = read_original(collection, item_of(collection, "b.tiff").id, None)
+    assert original.media_type == "image/png"
+    with Image.open(io.BytesIO(original.data)) as shown, Image.open(folder / "b.tiff") as there:
+        assert np.array_equal(np.asarray(shown), np.asarray(there))
+
+
+def test_a_missing_file_gives_the_thumbnail_and_the_reason(indexed, image_files, tmp_path):
+    collection, folder = indexed
+    item = item_of(collection, "a.jpg")
+    thumbnail = collection.thumbnail(item.id)
+    elsewhere = read_original(collection, item.id, [tmp_path / "other"])
+    assert (elsewhere.of, elsewhere.data) == ("thumbnail", thumbnail)
+    assert "NNCLR_SOURCE_FOLDERS" in elsewhere.reason
+    shutil.copy(image_files[30], folder / "a.jpg")
+    assert read_original(collection, item.id, [folder]).reason == "its file has changed"
+    (folder / "a.jpg").write_bytes(b"nonsense")
+    assert read_original(collection, item.id, [folder]).of == "thumbnail"
+    (folder / "a.jpg").unlink()
+    assert read_original(collection, item.id, [folder]).reason == "its file is missing"
+
+
+def test_metadata_cannot_name_a_file_to_read(indexed, tmp_path, image_files):
+    """What a client says of an item is held against the folders, symbolic links and .. included, and the pixels."""
+    collection, folder = indexed
+    secret = tmp_path / "secret.jpg"
+    shutil.copy(image_files[40], secret)
+    (folder / "link.jpg").symlink_to(secret)
+    vector = collection.get([item_of(collection, "a.jpg").id])[0].vector
+    for root, path in ((str(tmp_path), "secret.jpg"), (str(folder), "../secret.jpg"), (str(folder), "link.jpg")):
+        collection.upsert([Item("evil", vector, {"root": root, "path": path, "size": 1, "mtime": 1})])
+        with pytest.raises(ItemNotFound):
+            read_original(collection, "evil", [folder])
+    collection.upsert([Item("evil", vector, {"root": str(folder), "path": "a.jpg", "pixel_sha256": "0" * 64})])
+    assert read_source({"root": str(folder), "path": "a.jpg", "pixel_sha256": "0" * 64}, [folder]) == (
+        "its file has changed"
+    )
+
+
+def test_source_folders_have_names_and_may_be_missing(tmp_path):
+    """Each message names its folder, also one without a name, and the second of two with the same."""
+    for parent in ("a", "b"):
+        (tmp_path / parent / "photos").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    given = [Path("/"), tmp_path / "a" / "photos", tmp_path / "b" / "photos", tmp_path / "nowhere", tmp_path / "file"]
+    folders = SourceFolders(given)
+    assert folders.names == ["/", "photos", "photos (2)", "nowhere", "file"]
+    assert folders.missing == [tmp_path / "nowhere", tmp_path / "file"]
+    for name in folders.names:
+        with pytest.raises(InvalidRequest) as refused:
+            folders.find(name, "nothing")
+        assert repr(name) in str(refused.value)
+    with pytest.raises(InvalidRequest):
+        SourceFolders([tmp_path]).again("/", ".")
+
+
+# ---- originals
 
 
 def files(bench) -> int:
@@ -87,13 +168,11 @@ def keep_many(bench, count: int) -> list[str]:
     return hashes
 
 
-@pytest.mark.parametrize("way", ["delete", "drop", "sweep"])
+@pytest.mark.parametrize("way", ["delete", "sweep"])
 def test_more_originals_than_a_filter_takes_are_removed(bench, way):
     hashes = keep_many(bench, MAX_IN + 1)
     if way == "delete":
         assert bench.delete("one", [one[-8:] for one in hashes]) == len(hashes)
-    elif way == "drop":
-        bench.drop("one")
     else:
         bench.store.drop("one")
         bench.originals.sweep()
@@ -214,3 +293,5 @@ def test_without_a_quota_nothing_is_kept_and_what_was_kept_is_still_read(bench):
     assert files(bench) == 1
     assert read_original(later.collection("one"), "a", [], later.originals).data == data
     assert read_original(later.collection("one"), "b", [], later.originals).of == "thumbnail"
+    with pytest.raises(ItemNotFound):
+        read_original(later.collection("one"), "c", None)

@@ -1,4 +1,4 @@
-"""The selection of pages and channels belongs to an encoder, and a collection keeps it."""
+"""The encoder of a collection, and the pages and channels that it reads, which a collection keeps."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import tifffile
 from PIL import Image
 
 from nnclr_hub.encoder.loader import load_encoder
-from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.errors import CollectionNotFound, FingerprintMismatch, InvalidRequest
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
@@ -17,6 +17,21 @@ from nnclr_hub.workbench.sources import read_original
 RNG = np.random.default_rng(0)
 VALUES = [RNG.integers(0, 256, (40, 50, 5), dtype=np.uint8).repeat(4, 0).repeat(4, 1) for _ in range(3)]
 READING = ImageReading((4, 0, 2))
+VIT = "random:test_vit"
+
+
+def test_a_collection_uses_the_encoder_of_its_vectors(bench, encoder, model):
+    vit = bench.models.get(VIT)
+    spec = CollectionSpec.of(vit)
+    bench.store.create("moved", CollectionSpec(spec.dim, fingerprint=spec.fingerprint, model="local-dir:/gone"))
+    assert bench.embedder().fingerprint == encoder.fingerprint
+    assert bench.embedder(VIT).fingerprint == vit.fingerprint
+    assert bench.embedder(collection="moved").fingerprint == vit.fingerprint
+    assert bench.embedder(VIT, "moved").fingerprint == vit.fingerprint
+    with pytest.raises(FingerprintMismatch):
+        bench.embedder(str(model), "moved")
+    with pytest.raises(CollectionNotFound):
+        bench.embedder(collection="none")
 
 
 @pytest.fixture

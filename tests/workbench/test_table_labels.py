@@ -59,13 +59,13 @@ WRITTEN = [
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "cp1252"])
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_tables_of_spreadsheets_are_read(encoding, separator, folder, tmp_path):
+def test_tables_of_spreadsheets_are_read(encoding, folder, tmp_path):
     table = tmp_path / "t.csv"
-    table.write_bytes(table_of(LABELS, separator, ("Datei", "Art")).encode(encoding))
-    read = read_labeled(folder, LabelTable(table, folder, "Datei", "Art"))
-    assert [path.exists() for path in read.paths] == [True, True, True]
-    assert read.labels == (("Küche",), ("Haus",), ("Küche",))
+    for separator in (",", ";", "\t"):
+        table.write_bytes(table_of(LABELS, separator, ("Datei", "Art")).encode(encoding))
+        read = read_labeled(folder, LabelTable(table, folder, "Datei", "Art"))
+        assert [path.exists() for path in read.paths] == [True, True, True]
+        assert read.labels == (("Küche",), ("Haus",), ("Küche",))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from nnclr_hub.store.folder.writer import Writer, closed_error
 from nnclr_hub.store.index.fold import FITTED, Stopped, fold, is_due, is_outdated, kind_of_next, most_recent
 from nnclr_hub.store.index.snapshot import remove_snapshot, write_snapshot
 from nnclr_hub.store.index.state import Fetch, Main, State, States, threads
-from nnclr_hub.store.index_kinds import COARSE, FLAT
+from nnclr_hub.store.index_kinds import COARSE, FLAT, HNSW
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
 
@@ -81,7 +81,8 @@ class Maintenance:
     @property
     def state(self) -> str:
         """As `CollectionInfo.state` has it."""
-        reason, recall = self.failure, self._states.latest.main.recall
+        main = self._states.latest.main
+        reason, recall = self.failure, main.recall
         if self.writer is not None:
             if self.writer.failure:
                 return f"read-only: {self.writer.failure}"
@@ -93,7 +94,11 @@ class Maintenance:
                 f"searches find about {recall:.2f} of the nearest items; open the store with more memory, choose "
                 "another kind of index, or search exactly"
             )
-        return f"degraded: {reason}" if reason else self._building or "ready"
+        if reason:
+            return f"degraded: {reason}"
+        # a coarse main part is temporary: the graph follows when nothing is written
+        waiting = f"building the {HNSW.name} index, 0 of {len(main):,} items" if main.kind is COARSE else None
+        return self._building or waiting or "ready"
 
     def wait_for_fold(self) -> None:
         """Wait while the rows that are not in the index yet need too much memory: writes are faster than a build."""
@@ -247,6 +252,7 @@ class Maintenance:
 
         stop = self._closing.is_set
         try:
+            show(0, len(self._states.latest.alive))
             with self._fetching() as fetch:
                 fold(self._states, self._settings, fetch, rebuild=rebuild, idle=idle, stop=stop, progress=show)
         finally:

@@ -205,7 +205,7 @@ def compare_on_collection(
 
 
 def _thumbnail(collection: Collection, id: str) -> Image.Image | None:
-    """Return the thumbnail of an item if it can be read; what a source reads of files does not apply to it."""
+    # what a source reads of files does not apply to a thumbnail
     jpeg = collection.thumbnail(id)
     try:
         return None if jpeg is None else decode_image(jpeg)
@@ -214,7 +214,7 @@ def _thumbnail(collection: Collection, id: str) -> Image.Image | None:
 
 
 def _embed_each(source: Embedder | HandCrafted, images: list[Any]) -> list[Any]:
-    """Embed images; the engine of a server makes unit vectors only, which is enough here."""
+    # the engine of a server makes unit vectors only, which is enough here
     return source.features_each(images) if isinstance(source, HandCrafted) else source.embed_each(images)
 
 

@@ -45,7 +45,7 @@ from nnclr_hub.store.base import Collection, Progress
 from nnclr_hub.store.where import check_key
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.workbench.bench import LocalBench, Report
-from nnclr_hub.workbench.inspection.subject import Parts, Subject, collection_subject
+from nnclr_hub.workbench.inspection.subject import Parts, Subject, collection_subject, one_label_each
 from nnclr_hub.workbench.inspections import INSPECTION, LABEL_NEXT, MAX_LABEL_NEXT, KeptInspection, keep_inspection
 from nnclr_hub.workbench.requests import Request, option
 from nnclr_hub.workbench.tasks import TaskContext, portion, task
@@ -57,9 +57,11 @@ FENCE = 1.5  # interquartile ranges above the upper quartile: an outlier by Tuke
 JSON_FILE = "findings.json"
 # steps of an inspection, with their shares of its time: a bar that only grows, and a rate that means something
 STEPS = {"reading": (0, 0.1), "comparing": (0.1, 0.5), "checking labels": (0.5, 0.7), "arranging": (0.7, 1)}
+STEPS |= {"writing": (1, 1.1)}  # if findings are written
 # what clients of a server see of the steps
 PHASES = {"reading": "Reading the images", "comparing": "Looking for copies"}
 PHASES |= {"checking labels": "Checking the labels", "arranging": "Arranging the map"}
+PHASES |= {"writing": "Writing the findings"}
 FIELDS = ("seq", "cluster", "outlier", "odd", "duplicates", "leak", "suspect", "proposed", "predicted")
 FIELDS += ("problems", "next")
 AT_ONCE = 5000  # items of one change
@@ -266,44 +268,34 @@ class InspectionRequest(Request):
 @task("inspection", InspectionRequest, path="/collections/{collection}/inspections")
 def inspect_and_keep(bench: LocalBench, request: InspectionRequest, context: TaskContext) -> dict[str, Any]:
     """Inspect a collection, and keep the inspection with the store at the end of the task."""
-    collection = bench.collection(request.collection)
-    share = 0.9 if request.write_fields else 1  # share of the time; the fields take the rest
-    finding = portion(context.progress, 0, share)
-    options: Any = {"label_next": request.label_next, "write_fields": request.write_fields}
-    options |= {"progress": finding, "begin": context.begin}
-    kept = inspect_collection(collection, request.field, **options)
-    if request.write_fields:
-        context.begin("Writing the findings")
-        update = partial(bench.update_each, collection.name)
-        kept = write_fields(collection, kept, update, progress=portion(context.progress, share, 1))
+    whole = STEPS["writing" if request.write_fields else "arranging"][1]
+
+    def report(title: str) -> Progress:
+        context.begin(PHASES[title])
+        start, end = STEPS[title]
+        return portion(context.progress, start / whole, end / whole)
+
+    kept, _ = inspect_request(bench, request, report)
     context.at_end(partial(keep_inspection, kept=kept))
     return kept.as_json()
 
 
-def inspect_collection(
-    collection: Collection,
-    field: str = "label",
-    *,
-    label_next: int = LABEL_NEXT,
-    write_fields: bool = False,
-    progress: Progress = lambda done, total: None,
-    begin: Callable[[str], object] = lambda phase: None,
-) -> KeptInspection:
-    """Inspect a collection as `nnclr inspect` does; see `inspect_subject`.
+def inspect_request(bench: LocalBench, request: InspectionRequest, report: Report) -> tuple[KeptInspection, Subject]:
+    """Inspect a collection, and write the findings into its metadata if `write_fields` is set."""
+    collection = bench.collection(request.collection)
+    options: Any = {"field": request.field, "parts": request.parts, "write_fields": request.write_fields}
+    options |= {"labels": None if request.labels is None else one_label_each(request.labels)}
+    subject = collection_subject(collection, **options, report=report)
+    kept = inspect_subject(subject, request.label_next, report=report)
+    if request.write_fields:
+        update = partial(bench.update_each, collection.name)
+        kept = write_fields(collection, kept, update, progress=report("writing"))
+    return kept, subject
 
-    Args:
-        field: metadata key of the label.
-        write_fields: see `collection_subject`.
-        progress: called with (done, total) of all steps together, by their usual time.
-        begin: called with the name of each step.
-    """
 
-    def report(title: str) -> Progress:
-        begin(PHASES[title])
-        return portion(progress, *STEPS[title])
-
-    subject = collection_subject(collection, field=field, write_fields=write_fields, report=report)
-    return inspect_subject(subject, label_next, report=report)
+def inspect_collection(collection: Collection) -> KeptInspection:
+    """Inspect a collection as `nnclr inspect` does by default; see `inspect_subject`."""
+    return inspect_subject(collection_subject(collection))
 
 
 def inspect_subject(
@@ -391,7 +383,6 @@ def inspect_subject(
 
 
 def _nearest_first(vectors: np.ndarray, row: int, mask: np.ndarray) -> np.ndarray:
-    """Return the rows of a mask (N,), those that are nearest to a row of the vectors (N, D) first."""
     rows = np.flatnonzero(mask)
     return rows[np.argsort(-(vectors[rows] @ vectors[row]), kind="stable")]
 

@@ -11,7 +11,6 @@ import io
 import json
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from html import escape
 from importlib.resources import files
 from itertools import islice
@@ -31,12 +30,11 @@ from nnclr_hub.workbench.inspection.findings import (
     Finding,
     InspectionRequest,
     flagged,
-    inspect_subject,
+    inspect_request,
     items_of,
-    write_fields,
     write_findings,
 )
-from nnclr_hub.workbench.inspection.subject import Subject, collection_subject, one_label_each
+from nnclr_hub.workbench.inspection.subject import Subject
 from nnclr_hub.workbench.inspections import KeptInspection, keep_inspection
 
 SHOWN = 24  # images of a contact sheet
@@ -49,15 +47,8 @@ TEMPLATE = "report_template.html"
 
 def inspect_and_report(bench: LocalBench, request: InspectionRequest, folder: Path, report: Report) -> Inspected:
     """Inspect a collection, and write report.html to a folder; see `Bench.inspect`."""
-    collection = bench.collection(request.collection)
-    labels = None if request.labels is None else one_label_each(request.labels)
-    options: Any = {"labels": labels, "field": request.field, "parts": request.parts}
-    options |= {"write_fields": request.write_fields}
-    subject = collection_subject(collection, **options, report=report)
-    kept = inspect_subject(subject, request.label_next, report=report)
+    kept, subject = inspect_request(bench, request, report)
     if request.write_fields:
-        write = partial(bench.update_each, collection.name)
-        kept = write_fields(collection, kept, write, progress=report("writing"))
         keep_inspection(bench.store.records, kept)
     return write_inspection(kept, subject, folder)
 
@@ -85,7 +76,6 @@ def write_report(kept: KeptInspection, subject: Subject, folder: Path) -> Path:
 
 
 def _verdict(kept: KeptInspection, kinds: int) -> str:
-    """Say how many kinds of findings there are, and how well the vectors separate the labels."""
     found = kept.findings
     text = f"{kinds} kind{'s' * (kinds != 1)} of finding to look at in" if kinds else "no problem was found in"
     text += f" {found['images']:,} image{'s' * (found['images'] != 1)}."
@@ -150,7 +140,6 @@ def _sections(kept: KeptInspection, subject: Subject, folder: Path) -> str:
 
 
 def _address(subject: Subject, item: str, folder: Path) -> str:
-    """Return the address of an item's file, relative to the report; "" if it is not a file of a folder."""
     path = subject.root / item if subject.root else None
     return quote(os.fsencode(os.path.relpath(path, folder))) if path and path.is_file() else ""
 

@@ -199,12 +199,10 @@ def collection_subject(
 
 
 def _is_ours(written: object) -> bool:
-    """Return whether an inspection, or a person who reviewed a label, wrote this metadata."""
     return written is None or (isinstance(written, dict) and ("seq" in written or written.keys() <= {REVIEWED}))
 
 
 def _parts(paths: Sequence[str], parts: Parts) -> list[str]:
-    """Return the split, or the first folder, of each image; "" if it has none."""
     folders = [path.rpartition("/")[0] for path in paths]
     if parts == "folders":
         return [folder.partition("/")[0] for folder in folders]
@@ -265,7 +263,6 @@ def inspected_files(
 
 
 def _prefixes(given: str | Path, places: Sequence[Place]) -> list[str]:
-    """Return what precedes the names of each place's images: its path below what was given, if there are several."""
     if len(places) == 1:
         return [""]
     root = str(given).rstrip("/")
@@ -288,7 +285,6 @@ def one_label_each(table: LabelTable) -> TableRows:
 
 
 def _folder_labels(images: Sequence[Source]) -> list[str | None]:
-    """Return the names of the parent folders, if they have five images each on average; else None for all."""
     names = [one.label for one in images]
     classes = {name for name in names if name}
     usable = len(classes) >= 2 and len(classes) * LEAST_PER_CLASS <= len(images)
