@@ -172,6 +172,10 @@ def test_the_plan_records_the_source_and_shards_name_files_of_any_name_and_broke
     plan = json.loads((tmp_path / "v" / "plan.json").read_text())
     assert plan["fingerprint"] == Odd.fingerprint
     assert plan["places"][0]["absolute"] == str(strange.parent.resolve())
+    for other in ({"format": "something else"}, {"version": 1}):
+        (tmp_path / "v" / "plan.json").write_text(json.dumps(plan | other))
+        with pytest.raises(InvalidRequest):
+            open_shards(tmp_path / "v")
 
 
 def test_a_full_disk_is_reported_and_complete_shards_remain(encoder, photos, tmp_path, monkeypatch):

@@ -65,10 +65,14 @@ HARMED = {
     "half of it": lambda server, name, other: server.broken.update({name: "half"}),
     "no weights": lambda server, name, other: (server.root / name).unlink(),
     "no config": lambda server, name, other: (server.root / CONFIG).unlink(),
-    "a large config": lambda server, name, other: (server.root / CONFIG).write_bytes(b" " * (2 << 20)),
+    "a large config": lambda server, name, other: padded(server.root / CONFIG),
     "a page with status 200": lambda server, name, other: (server.root / CONFIG).write_text("<html>Not here</html>"),
     "the config of others": lambda server, name, other: shutil.copy(other / CONFIG, server.root),
 }
+
+
+def padded(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b" " * (2 << 20))
 
 
 @pytest.mark.parametrize("harm", HARMED)
