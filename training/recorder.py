@@ -11,8 +11,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +70,7 @@ class Recorder:
         self._lineage = origin.lineage() if ranks.first else {}
         self._chance = run.learner.chance_loss(recipe.batch_size // recipe.accumulate)
         self._monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
+        self.paused = self._monitor.paused  # excludes work from the training time
         preprocessing, most = recipe.preprocessing, recipe.eval_images
         self._sets = [LabeledSet(one, preprocessing, most, console, ranks) for one in sets]
         before = saved.get("references") if saved else None
@@ -174,12 +174,6 @@ class Recorder:
                 write_report([run.out], run.out / "report.html")
             self._callbacks.on_checkpoint(run)
         run.ranks.wait_for_first()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the enclosed work from the training time."""
-        with self._monitor.paused():
-            yield
 
     def finish(self) -> None:
         """Reach the verdict of the finished run, and write it into run.json, the encoder and the report."""
