@@ -333,6 +333,5 @@ class _Journal:
 
 
 def _hand_crafted(name: str) -> FeatureSource | None:
-    """Return a floor, which reads the part of each file that its name selects; None for other sources."""
     plain, text = split_reading(name)
     return replace(FLOORS[plain], reading=ImageReading.parse(text)) if plain in FLOORS else None

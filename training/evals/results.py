@@ -95,10 +95,6 @@ class EvaluationRecord:
         identity = json.dumps([getattr(self, name) for name in names], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the record for results.json and `--json`."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -157,7 +153,7 @@ class Results:
             np.savez_compressed(self._each / f"{record.key}.npz", **arrays)
         others = self._read()  # another process may have added some
         self.records = [one for one in others if one.key != record.key] + [record]
-        replace_file(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")
+        replace_file(self._path, json.dumps([dataclasses.asdict(one) for one in self.records], indent=1) + "\n")
         self.write_page()
 
     def values_of(self, record: EvaluationRecord) -> np.ndarray | None:

@@ -209,7 +209,6 @@ def _listed(train: Part, table: Path) -> np.ndarray:
 
 
 def _rest(labels: np.ndarray, chosen: np.ndarray, seed: int) -> np.ndarray:
-    """Return a fifth of each class outside the subset, as validation images."""
     rest = np.setdiff1d(np.arange(len(labels)), chosen)
     if not len(rest):
         raise InvalidRequest("The subset contains all training images, so none are left for validation; add a val/.")
