@@ -361,7 +361,7 @@ def judge(
         parts.append(
             f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set augmentation=keep_color."
         )
-    if parent is not None and steps < HELPFUL_STEPS:
+    if parent is not None and not learned and steps < HELPFUL_STEPS:
         parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
     parts += shown.values()
     kept = parent if parent is not None and replaceable and not learned else ""
