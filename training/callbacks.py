@@ -166,7 +166,6 @@ CALLBACKS: dict[str, Callable[[], Callback]] = {
 
 
 def _run_id(out: Path, service: str, create: Callable[[], str]) -> str:
-    """Return the ID of this run in a service, from RUN/SERVICE.json; without the file, create one and write it."""
     file = out / f"{service}.json"
     if not file.exists():
         file.write_text(json.dumps({"run": create()}) + "\n")

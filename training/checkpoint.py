@@ -203,7 +203,6 @@ def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Cons
 
 
 def _convert_log(out: Path, steps_per_epoch: int) -> None:
-    """Number the lines of the log by steps of the new length, and drop the neighbors, which refer to image numbers."""
     lines = [{**line, "step": round(line["epoch"] * steps_per_epoch)} for line in read_log(out)]
     replace_file(out / LOG, "".join(json.dumps(line) + "\n" for line in lines))
     (out / NEIGHBORS).unlink(missing_ok=True)

@@ -205,11 +205,10 @@ def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
 
 
 def _own_gpu(local_rank: int) -> int:
-    """Return the GPU of a process; Slurm may show each process its own GPU alone."""
     count = torch.cuda.device_count()
     if count > 1 and local_rank >= count:
         raise InvalidRequest(f"This machine has {count} GPUs, and a process number {local_rank + 1}; start fewer.")
-    return 0 if count == 1 else local_rank
+    return 0 if count == 1 else local_rank  # Slurm may show each process its own GPU alone
 
 
 def _first_line(error: Exception) -> str:

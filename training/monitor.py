@@ -178,11 +178,6 @@ def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
     return {**finite, NOT_FINITE: ", ".join(wrong)} if wrong else finite
 
 
-def read_neighbors(run: Path) -> list[dict[str, Any]]:
-    """Return the lines of RUN/neighbors.jsonl, see `training.recorder`; empty without the file."""
-    return read_lines(run / NEIGHBORS)
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the objects of a JSON-lines file; empty without the file. An incomplete last line is ignored."""
     if not path.exists():

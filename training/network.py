@@ -112,7 +112,6 @@ def build_learner(recipe: Recipe, tables: Tables = Tables()) -> Learner:
 
 
 def _objective(name: str) -> Objective | None:
-    """Return the objective of a plug-in; None for those of the methods."""
     found = OBJECTIVES.get(name)
     if found is not None:
         try:

@@ -239,13 +239,9 @@ def pretrain(
 
 
 def _plan(out: Path, ready: Setup, learner: Learner, ranks: Ranks, *, from_encoder: bool) -> tuple[Run, Schedule]:
-    """Return the run at its first step, and its learning rates.
-
-    Args:
-        from_encoder: whether it starts from trained weights: the heads then learn first, and early layers slower.
-    """
     recipe, batches = ready.recipe, ready.batches
     steps = recipe.steps(batches.steps_per_epoch)
+    # trained weights: the heads learn first, and early layers slower
     optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if from_encoder else 1.0)
     heads_first = round(recipe.heads_first * steps) if from_encoder else 0
     schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, heads_first=heads_first)

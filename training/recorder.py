@@ -11,8 +11,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +34,7 @@ from .data.batches import Batches
 from .data.views import View
 from .evals.task import Task
 from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
-from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_neighbors, stop_if_diverged
+from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_lines, stop_if_diverged
 from .report import write_report
 from .run import Origin, Run, export_encoder, keep_milestone, keep_parent, write_run_json
 from .step import StepResult
@@ -71,6 +70,7 @@ class Recorder:
         self._lineage = origin.lineage() if ranks.first else {}
         self._chance = run.learner.chance_loss(recipe.batch_size // recipe.accumulate)
         self._monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
+        self.paused = self._monitor.paused  # excludes work from the training time
         preprocessing, most = recipe.preprocessing, recipe.eval_images
         self._sets = [LabeledSet(one, preprocessing, most, console, ranks) for one in sets]
         before = saved.get("references") if saved else None
@@ -93,7 +93,6 @@ class Recorder:
         write_run_json(self._run, self._origin)
 
     def _initial_encoder(self) -> FeatureSource:
-        """Return the parent as it is; or the network before its first step, which may take other channels."""
         parent = self._parent()
         if parent is not None and parent.transform.preprocessing.in_chans == self._run.recipe.in_chans:
             return parent
@@ -175,12 +174,6 @@ class Recorder:
             self._callbacks.on_checkpoint(run)
         run.ranks.wait_for_first()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the enclosed work from the training time."""
-        with self._monitor.paused():
-            yield
-
     def finish(self) -> None:
         """Reach the verdict of the finished run, and write it into run.json, the encoder and the report."""
         run = self._run
@@ -246,7 +239,7 @@ def record_neighbors(run: Run) -> None:
         "similarity": [[round(v, 4) for v in row] for row in value.tolist()],
         "thumbnails": _thumbnails(torch.cat([queries, ids[ids >= 0]]).unique(), batches, recipe.in_chans),
     }
-    lines = [json.dumps(one) for one in read_neighbors(run.out) if one["step"] < run.step]
+    lines = [json.dumps(one) for one in read_lines(run.out / NEIGHBORS) if one["step"] < run.step]
     replace_file(run.out / NEIGHBORS, "\n".join([*lines, json.dumps(line)]) + "\n")
 
 

@@ -20,7 +20,7 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.report_page import enlargeable, report_page, tile
 
-from .monitor import EXAMPLES, read_lines, read_log, read_neighbors
+from .monitor import EXAMPLES, NEIGHBORS, read_lines, read_log
 from .verdict import Verdict, symptoms
 
 Line = Mapping[str, Any]
@@ -57,7 +57,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         _scores(logs, about),
         f"<div class=plots>{''.join(_draw(logs, panel) for panel in PANELS)}</div>",
         *(
-            _neighbors(read_neighbors(run), name if len(runs) > 1 else "")
+            _neighbors(read_lines(run / NEIGHBORS), name if len(runs) > 1 else "")
             for name, run in zip(names, runs, strict=True)
         ),
         _settings(about),
@@ -124,7 +124,6 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
 
 
 def _metric(key: str) -> str:
-    """Return the name for people of a logged score: 20-NN on SET, linear on SET."""
     kind, slash, data = key.partition("/")
     return f"{kind[3:]}-NN on {data}" if kind.startswith("knn") and slash else f"{kind} on {data}" if slash else key
 
@@ -166,7 +165,6 @@ def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _examples(run: Path, name: str) -> str:
-    """Draw a few images with their nearest others, by the vectors of the finished run."""
     if not (lines := read_lines(run / EXAMPLES)):
         return ""
     return (
@@ -177,7 +175,6 @@ def _examples(run: Path, name: str) -> str:
 
 
 def _neighbors(lines: Sequence[Line], name: str) -> str:
-    """Draw both figures of the recorded neighbors; "" for a run without them."""
     if not lines:
         return ""
     return (
@@ -194,7 +191,6 @@ def _heading(name: str, title: str) -> str:
 
 
 def _rows(line: Line) -> str:
-    """Draw each query with its neighbors."""
     rows = []
     for query, found, similarity in zip(line["queries"], line["neighbors"], line["similarity"], strict=True):
         tiles = [_tile(line, i, f"{s:.2f}") for i, s in zip(found, similarity, strict=True)]
@@ -203,7 +199,6 @@ def _rows(line: Line) -> str:
 
 
 def _history(lines: Sequence[Line]) -> str:
-    """Draw one row per query and one column per checkpoint, from the first to the last."""
     count = min(CHECKPOINTS, len(lines))
     moments = [lines[round(i * (len(lines) - 1) / max(1, count - 1))] for i in range(count)]
     rows = ["".join(f"<th>{text}</th>" for text in ("query", *(f"epoch {one['epoch']:g}" for one in moments)))]
@@ -325,7 +320,6 @@ def _plot(curves: Sequence[Curve], panel: Panel) -> str:
 
 
 def _ticks(low: float, high: float) -> list[float]:
-    """Return three to seven round numbers; the first and the last enclose low and high."""
     size = 10.0 ** math.floor(math.log10((high - low) / 5))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor * 5 >= high - low)
     return [round(i * step, 12) for i in range(math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9) + 1)]

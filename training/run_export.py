@@ -156,7 +156,6 @@ def _other_network(run: Path, encoder: str) -> dict[str, Any]:
 
 
 def _support_set(run: Path) -> Tensor:
-    """Return the (M, D) float32 unit rows that were enqueued, without rows that are still random."""
     found = _below(_learner(run, "its support set"), "support_set.")
     if not found:
         raise InvalidRequest(f"The method of {run} has no support set; leave --support-set out.")
@@ -175,7 +174,6 @@ def _below(learner: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
 
 
 def _settings(run: Path) -> dict[str, Any]:
-    """Return the run's settings from run.json; empty for a model folder."""
     try:
         return json.loads((run / "run.json").read_text("utf-8"))
     except FileNotFoundError:

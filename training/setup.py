@@ -336,7 +336,6 @@ def _decode(files: ImageIndex, recipe: Recipe, console: Console) -> ImagePack:
 
 
 def _order(files: ImageIndex, recipe: Recipe) -> Order:
-    """Return the order of the images; those of archives are shuffled within windows of bounded size."""
     blocks, window = None, 0
     if recipe.cut_from == "originals":
         blocks = files.blocks

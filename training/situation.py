@@ -150,7 +150,6 @@ def kept_contrast(paths: Sequence[Path | Source], reading: ImageReading = PLAIN,
 
 
 def _kept(gray: np.ndarray, side: int) -> float:
-    """Return the share of the variance of (H, W) float32 pixels that remains at that short side."""
     height, width = gray.shape
     factor = side / min(gray.shape)
     if factor >= 1:

@@ -50,8 +50,6 @@ def _fixed(*rows: tuple[str, str, float | None]) -> Callable[[Recipe], list[Row]
 def _scaled(
     setting: str, own: int, results: dict[int, float], **factors: dict[int, float]
 ) -> Callable[[Recipe], list[Row]]:
-    """Build rows that vary one setting in the proportions in which the paper varies it around `own`."""
-
     def rows(base: Recipe) -> list[Row]:
         made = []
         for value, paper in results.items():

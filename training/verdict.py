@@ -209,7 +209,6 @@ class References:
 
 
 def _sample(data: Task, most: int) -> Task:
-    """Limit a set to the same random part each time; half of it are images to score."""
     parts, random = [], np.random.default_rng(0)
     for part in (data.train, data.test):
         known = np.flatnonzero(part.labels >= 0)
@@ -272,7 +271,6 @@ def _examples(data: Task, rows: np.ndarray, reading: ImageReading) -> dict[str, 
 
 
 def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -> np.ndarray:
-    """Return vectors as a collection of them compares them by default."""
     kind = CollectionSpec.of(source).decided(transforms=True).vectors
     few = readable.sum() < StoreSettings().fit_from
     return unit_rows(raw) if few or kind in ("raw", "auto") else VectorTransform.fit(raw[readable], kind)(raw)
@@ -363,7 +361,7 @@ def judge(
         parts.append(
             f"Colors alone predict {scores['color']:.1%}: keep them in the views with --set augmentation=keep_color."
         )
-    if parent is not None and steps < HELPFUL_STEPS:
+    if parent is not None and not learned and steps < HELPFUL_STEPS:
         parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
     parts += shown.values()
     kept = parent if parent is not None and replaceable and not learned else ""

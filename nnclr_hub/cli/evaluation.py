@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import shlex
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +94,7 @@ def evaluate(
         err.print(str(stopped))
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json([one.as_json() for one in records])
+        print_json([asdict(one) for one in records])
         return
     results = load_program("training", "evals.results")
     for table in results.tables(records, results.Results(to).differences(records)):

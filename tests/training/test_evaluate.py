@@ -230,7 +230,7 @@ def test_every_protocol_reports_unreadable_and_unlabeled_images(data, model, tmp
     assert code == 0, err
     for record in json.loads(shown):
         assert any("2 files cannot be read" in note for note in record["left_out"]), record["protocol"]
-        assert any("1 images without a label" in note for note in record["left_out"]), record["protocol"]
+        assert any("1 image without a label" in note for note in record["left_out"]), record["protocol"]
 
 
 def test_impossible_combinations_are_skipped(data, model, tmp_path):

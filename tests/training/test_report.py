@@ -8,7 +8,7 @@ from tiny_runs import recipe
 
 from nnclr_hub.errors import InvalidRequest
 from training.ablate import ablate
-from training.monitor import read_log, read_neighbors
+from training.monitor import read_lines, read_log
 from training.pretrain import pretrain
 from training.report import write_report
 from training.verdict import symptoms
@@ -35,7 +35,7 @@ def test_the_page_is_self_contained(run):
 
 
 def test_neighbors_of_the_same_queries_are_recorded_at_each_checkpoint(run):
-    lines = read_neighbors(run)
+    lines = read_lines(run / "neighbors.jsonl")
     assert [line["epoch"] for line in lines] == [1, 2]
     assert len({tuple(line["queries"]) for line in lines}) == 1
     for line in lines:

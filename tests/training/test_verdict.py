@@ -22,7 +22,7 @@ from training.evals.task import read_task
 from training.monitor import read_lines, read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
-from training.recipes.auto import FREE_STARTER
+from training.recipes.auto import FREE_STARTER, HELPFUL_STEPS
 from training.run_export import export
 from training.verdict import Verdict
 
@@ -205,6 +205,7 @@ def test_auto_keeps_the_encoder_that_it_does_not_improve(photos, flat, model, tm
     """Labels show it; without labels, so few steps have never helped."""
     verdict = auto_from(model, photos if labeled else flat[0], tmp_path / "run", callbacks=[Forget()])
     assert (verdict.kept, bool(verdict.scores)) == (str(model), labeled)
+    assert str(HELPFUL_STEPS) in verdict.sentence
     assert fingerprint(tmp_path / "run" / "encoder") == fingerprint(model)
     assert fingerprint(tmp_path / "run" / "trained") != fingerprint(model)
     export(tmp_path / "run", tmp_path / "kept")
@@ -231,6 +232,7 @@ def test_auto_changes_an_encoder_that_it_improves(photos, tmp_path):
     )
     verdict = auto_from(parent, photos, tmp_path / "run", callbacks=[Succeed()])
     assert (verdict.learned, verdict.kept) == (True, "")
+    assert str(HELPFUL_STEPS) not in verdict.sentence, "these few steps did help"
     assert fingerprint(tmp_path / "run" / "encoder") == good.fingerprint
     assert not (tmp_path / "run" / "trained").exists()
 

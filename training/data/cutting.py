@@ -150,7 +150,6 @@ def decode_reduced(
 
 
 def _crop(decoded: DecodedImage, box: np.ndarray, size: int) -> AnyImage:
-    """Cut a box of the original's pixels (top, left, height, width), and resize it; outside pixels have no weight."""
     image = decoded.image
     top, left, height, width = (float(one) / decoded.scale for one in box)
     top, left = top + decoded.corner[1], left + decoded.corner[0]

@@ -177,7 +177,6 @@ class ImageIndex(Sequence[Path | Source]):
         return np.frombuffer(b"".join(digests), "<i8").copy()
 
     def _lines(self) -> Iterator[str]:
-        """Yield "FOLDER/NAME SIZE" for each image, which identifies it in checkpoints."""
         for row in range(len(self)):
             image = self._listed(row)
             *parents, name = image.path.rsplit("/", 2)
@@ -357,7 +356,6 @@ def archives_without_images(folder: Path) -> list[str]:
 
 
 def _parts(folder: Path) -> list[Path]:
-    """Return the folders of the splits to learn from, or the folder itself if it has none."""
     splits = splits_in(folder)
     if "train" not in splits:
         return [folder]
@@ -390,7 +388,6 @@ def _warn_once(place: str, count: int, counts: str) -> None:
 
 
 def _to_learn_from(place: str, images: list[Source]) -> list[Source]:
-    """Return the images in the splits to learn from, or all images if an archive has no split `train`."""
     splits = find_splits(one.path.rpartition("/")[0] for one in images)
     if "train" not in splits:
         return images

@@ -147,7 +147,6 @@ def _open(name: str, named: NamedSet, root: Path, arguments: dict[str, Any]) -> 
 
 
 def _splits(data: Any, split: str, train_per_class: int) -> list[str]:
-    """Return the split of each image; a set without splits gets a random, equal number per class for training."""
     if not train_per_class:
         return [split] * len(data)
     classes = np.array(data.y if hasattr(data, "y") else data._labels)  # Caltech101; SUN397 has no public attribute

@@ -171,7 +171,6 @@ class Originals:
         )
 
     def _source(self, row: int) -> str | bytes | Source:
-        """Return what the decoding process reads; this process reads what is at an address or in a table."""
         stored = self._images[row]
         if isinstance(stored, Path):
             return str(stored)
@@ -183,7 +182,6 @@ class Originals:
         return self._read(place.absolute, stored.offset, stored.offset + stored.size)
 
     def _read(self, address: str, start: int, end: int) -> bytes:
-        """Return a part of an archive at an address, by requests that also bring what is near it."""
         numbers = range(start // SEGMENT, -(-end // SEGMENT))
         parts = [
             self._segments.get((address, n), RemoteBytes(address, n * SEGMENT, SEGMENT).read, len) for n in numbers

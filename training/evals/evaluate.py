@@ -9,7 +9,7 @@ import inspect
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -164,123 +164,109 @@ def evaluate(
         ModelError: a source that is not available.
         Interrupted: a signal stopped the training.
     """
-    run = _EvalRun(
-        find_protocols(_several(protocols), assignments(settings)),
-        _several(sources),
-        _several(data),
-        Results(Path(out)),
-        console or PlainConsole(stderr=True),
-        queries,
-        gallery,
-        device,
-        crops,
-        command,
-        labels,
-        backend,
-    )
-    return run.records()
+    chosen, results = find_protocols(_several(protocols), assignments(settings)), Results(Path(out))
+    sources, data = _several(sources), _several(data)
+    if "" in (*sources, *data):
+        raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
+    if not sources:
+        raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
+    if parse_backend(backend) != TORCH and any(one.name == "finetune" for one in chosen):
+        raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
+    journal = _Journal(results, console or PlainConsole(stderr=True), command)
+    loaded = _load_sources(sources, device, backend, crops, journal)
+    names: dict[str, Path] = {}
+    tasks = {one.name: _tasks(one, data, queries, gallery, labels, names, journal) for one in chosen}
+    records, refused = [], None
+    for name, source in loaded.items():
+        for protocol in chosen:
+            for task in tasks[protocol.name]:
+                try:
+                    records.append(journal.record(protocol, name, source, task))
+                except InvalidRequest as error:  # for example k-NN on several labels: the others continue
+                    refused = error
+                    journal.skip(f"{protocol.name} of {name} on {task.name}", error)
+    if refused is not None and not records:
+        raise refused
+    results.write_page()
+    return records
 
 
 def _several(given: str | Path | Sequence[str | Path]) -> list[str]:
     return [str(one) for one in ([given] if isinstance(given, str | Path) else given)]
 
 
-@dataclass(frozen=True)
-class _EvalRun:
-    """The arguments of `evaluate`; sources and data sets are loaded once."""
+def _load_sources(
+    names: Sequence[str], device: str | None, backend: str, crops: int, journal: _Journal
+) -> dict[str, FeatureSource]:
+    """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
+    sources: dict[str, FeatureSource] = {}
+    for name in dict.fromkeys(names):
+        try:
+            source = _hand_crafted(name) or load_encoder(name, device=device, backend=backend)
+        except ModelFilesMissing as error:
+            if len(names) == 1 or not name.startswith(PUBLISHED):
+                raise
+            journal.skip(name, error)  # a later call on a machine with access adds its row
+            continue
+        if isinstance(source, Encoder):
+            name += f", {source.backend.name}" if source.backend.name != "torch" else ""
+            if crops != 1:
+                name, source = f"{name}, {crops} crops", source.with_crops(crops)
+        sources[name] = source
+    return sources
 
-    protocols: Sequence[Protocol]
-    sources: Sequence[str]
-    data: Sequence[str]
+
+def _tasks(
+    protocol: Protocol,
+    data: Sequence[str],
+    queries: str | None,
+    gallery: str | None,
+    labels: LabelTable | Path | None,
+    names: dict[str, Path],
+    journal: _Journal,
+) -> list[Task]:
+    """Return the data sets of a protocol; unavailable sets of transfer are skipped.
+
+    Args:
+        names: those of all protocols. Equal names of different folders, which would share a cell of the table, get
+            numbers.
+    """
+    if protocol.name != "transfer" and not data:
+        raise InvalidRequest(f"No labeled images are named; use nnclr eval {protocol.name} SOURCE --data IMAGES.")
+    tasks: list[Task] = []
+    for given in dict.fromkeys(data or TRANSFER_METRICS):
+        try:
+            packed = protocol.name != "retrieval" and is_packed(given)
+            folder = Path(given) if packed else find_folder(given, journal.console)
+            if protocol.name == "retrieval":
+                task = read_pair(folder, queries, gallery)
+            else:
+                metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
+                task = read_task(given if packed else folder, metric=metric, labels=labels)
+        except NNCLRHubError as error:
+            if data:
+                raise
+            journal.skip(given, error)
+            continue
+        name, number = task.name, 2
+        while names.setdefault(name, folder.resolve()) != folder.resolve():
+            name, number = f"{task.name}-{number}", number + 1
+        tasks.append(replace(task, name=name))
+    return tasks
+
+
+@dataclass(frozen=True)
+class _Journal:
+    """Computes records, writes them to the results, and prints them."""
+
     results: Results
     console: Console
-    queries: str | None
-    gallery: str | None
-    device: str | None
-    crops: int
     command: str
-    labels: LabelTable | Path | None
-    backend: str
-    names: dict[str, Path] = field(default_factory=dict)  # unique names of data sets
-
-    def __post_init__(self) -> None:
-        if "" in (*self.sources, *self.data):
-            raise InvalidRequest("An encoder or data set name is empty; name it, or leave it out.")
-        if not self.sources:
-            raise InvalidRequest("No encoder is named; use nnclr eval knn SOURCE --data IMAGES.")
-        if parse_backend(self.backend) != TORCH and any(one.name == "finetune" for one in self.protocols):
-            raise InvalidRequest("Fine-tuning runs in torch; leave out --backend (and NNCLR_BACKEND), or finetune.")
-
-    def records(self) -> list[EvaluationRecord]:
-        """Return the records of all combinations, and write the page of results."""
-        protocols = self.protocols
-        loaded, tasks = self._load_sources(), {one.name: self._tasks(one) for one in protocols}
-        records, refused = [], None
-        for name, source in loaded.items():
-            for protocol in protocols:
-                for task in tasks[protocol.name]:
-                    try:
-                        records.append(self.record(protocol, name, source, task))
-                    except InvalidRequest as error:  # for example k-NN on several labels: the others continue
-                        refused = error
-                        self.skip(f"{protocol.name} of {name} on {task.name}", error)
-        if refused is not None and not records:
-            raise refused
-        self.results.write_page()
-        return records
 
     def skip(self, what: str, error: Exception) -> None:
         """Report a skipped item, on the console and in results.md."""
         self.results.skipped.append(f"{what}: {error}")
         self.console.print(f"skipped {what}: {error}", style="yellow", highlight=False)
-
-    def _load_sources(self) -> dict[str, FeatureSource]:
-        """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
-        sources: dict[str, FeatureSource] = {}
-        for name in dict.fromkeys(self.sources):
-            try:
-                source = _hand_crafted(name) or load_encoder(name, device=self.device, backend=self.backend)
-                if isinstance(source, Encoder) and source.backend.name != "torch":
-                    name = f"{name}, {source.backend.name}"
-                if self.crops != 1 and isinstance(source, Encoder):
-                    sources[f"{name}, {self.crops} crops"] = source.with_crops(self.crops)
-                else:
-                    sources[name] = source
-            except ModelFilesMissing as error:
-                if len(self.sources) == 1 or not name.startswith(PUBLISHED):
-                    raise
-                self.skip(name, error)  # a later call on a machine with access adds its row
-        return sources
-
-    def _tasks(self, protocol: Protocol) -> list[Task]:
-        """Return the data sets of a protocol; unavailable sets of transfer are skipped."""
-        data = self.data
-        if protocol.name != "transfer" and not data:
-            raise InvalidRequest(f"No labeled images are named; use nnclr eval {protocol.name} SOURCE --data IMAGES.")
-        tasks: list[Task] = []
-        for given in dict.fromkeys(data or TRANSFER_METRICS):
-            try:
-                packed = protocol.name != "retrieval" and is_packed(given)
-                folder = Path(given) if packed else find_folder(given, self.console)
-                if protocol.name == "retrieval":
-                    task = read_pair(folder, self.queries, self.gallery)
-                else:
-                    metric = TRANSFER_METRICS.get(given) or TRANSFER_METRICS.get(folder.name)
-                    task = read_task(given if packed else folder, metric=metric, labels=self.labels)
-            except NNCLRHubError as error:
-                if data:
-                    raise
-                self.skip(given, error)
-            else:
-                tasks.append(replace(task, name=self._unique_name(task.name, folder)))
-        return tasks
-
-    def _unique_name(self, name: str, folder: Path) -> str:
-        """Number equal names of different folders, which would share a cell of the table."""
-        own, number = name, 2
-        while self.names.setdefault(own, folder.resolve()) != folder.resolve():
-            own, number = f"{name}-{number}", number + 1
-        return own
 
     def record(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> EvaluationRecord:
         """Return the existing record, or compute and write a new one."""
@@ -347,6 +333,5 @@ class _EvalRun:
 
 
 def _hand_crafted(name: str) -> FeatureSource | None:
-    """Return a floor, which reads the part of each file that its name selects; None for other sources."""
     plain, text = split_reading(name)
     return replace(FLOORS[plain], reading=ImageReading.parse(text)) if plain in FLOORS else None

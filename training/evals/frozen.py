@@ -127,7 +127,6 @@ def retrieval(features: Features, *, vectors: Kind = "raw") -> Iterator[tuple[st
 
 
 def _transformed(features: Features, vectors: Kind) -> tuple[np.ndarray, np.ndarray]:
-    """Return the rows of train and test, transformed as fitted on train."""
     train, test = features.train.raw, features.test.raw
     if vectors == "raw":
         return train, test

@@ -95,14 +95,6 @@ class EvaluationRecord:
         identity = json.dumps([getattr(self, name) for name in names], sort_keys=True)
         return hashlib.sha256(identity.encode()).hexdigest()[:32]
 
-    def same_as(self, other: EvaluationRecord) -> bool:
-        """Return whether both records have the same protocol, source, data and settings."""
-        return self.key == other.key
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the record for results.json and `--json`."""
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -145,7 +137,7 @@ class Results:
 
     def existing(self, record: EvaluationRecord) -> EvaluationRecord | None:
         """Return the stored record with the same protocol, source, data and settings, or None."""
-        return next((one for one in self.records if one.same_as(record)), None)
+        return next((one for one in self.records if one.key == record.key), None)
 
     def put(self, record: EvaluationRecord, each: Mapping[str, np.ndarray] | None = None) -> None:
         """Add a record, replacing an older one of the same kind.
@@ -160,8 +152,8 @@ class Results:
             arrays: dict[str, Any] = {_array_name(key): one for key, one in each.items()}
             np.savez_compressed(self._each / f"{record.key}.npz", **arrays)
         others = self._read()  # another process may have added some
-        self.records = [one for one in others if not one.same_as(record)] + [record]
-        replace_file(self._path, json.dumps([one.as_json() for one in self.records], indent=1) + "\n")
+        self.records = [one for one in others if one.key != record.key] + [record]
+        replace_file(self._path, json.dumps([dataclasses.asdict(one) for one in self.records], indent=1) + "\n")
         self.write_page()
 
     def values_of(self, record: EvaluationRecord) -> np.ndarray | None:

@@ -209,7 +209,6 @@ def _listed(train: Part, table: Path) -> np.ndarray:
 
 
 def _rest(labels: np.ndarray, chosen: np.ndarray, seed: int) -> np.ndarray:
-    """Return a fifth of each class outside the subset, as validation images."""
     rest = np.setdiff1d(np.arange(len(labels)), chosen)
     if not len(rest):
         raise InvalidRequest("The subset contains all training images, so none are left for validation; add a val/.")
@@ -350,9 +349,7 @@ class ClassifierTrainer:
         labels.update("\n".join(map(str, part.paths)).encode("utf-8", "surrogateescape"))
         key = {"plan": asdict(plan), "size": image_size, "drop_path": drop_path, "part": labels.hexdigest()}
         plan_hash = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:12]
-        folder, shown = self.folder / f"{title}-{plan_hash}", f"{title} on {self.task.name}"
-        broken = _train(made.model, part, made.preprocessing, plan, self.where, folder, self.console, shown)
-        self.broken.update(broken)
+        self._fit(made, part, plan, self.folder / f"{title}-{plan_hash}", f"{title} on {self.task.name}")
         return replace(made, hash=plan_hash)
 
     def _untrained(self, plan: ClassifierPlan, image_size: int, drop_path: float) -> TrainedClassifier:
@@ -383,65 +380,56 @@ class ClassifierTrainer:
             model = Classifier(backbone, len(self.task.classes))
         return TrainedClassifier(model, architecture, arguments, preprocessing, self)
 
+    def _fit(self, made: TrainedClassifier, part: Part, plan: ClassifierPlan, folder: Path, title: str) -> None:
+        """Train in place, until the model is in evaluation mode; checkpoints are in `folder`."""
+        model, where = made.model.to(self.where), self.where
+        folder.mkdir(parents=True, exist_ok=True)
+        per_epoch = max(1, round(len(part.paths) / plan.batch_size))
+        optimizer = _optimizer(model, plan)
+        schedule = cosine(optimizer, plan.epochs * per_epoch, round(plan.warmup_epochs * per_epoch))
+        epoch, broken = 0, {}
+        saved = load_checkpoint(folder)
+        if saved is not None:
+            model.load_state_dict(saved["model"])
+            if saved["optimizer"] is not None:
+                optimizer.load_state_dict(saved["optimizer"])
+            epoch, broken = saved["epoch"], dict(saved["broken"])
+        loader = image_loader(part, made.preprocessing, plan)
+        mixup = None
+        if plan.augmentation == "deit":
+            mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=model.head.out_features)
+        bf16 = choose_precision("auto", where) == "bf16"
+        with stop_signals() as stop, bar(self.console, title) as advance:
+            while epoch < plan.epochs:
+                seed = plan.seed * 100_003 + epoch
+                torch.manual_seed(seed)  # order and workers
+                np.random.seed(seed % 2**32)  # timm's mixup
+                random.seed(seed)  # timm's crops in this process
+                model.train()
+                if plan.frozen:
+                    model.backbone.eval()
+                seen = 0
+                for step, chunks in enumerate(in_batches(loader, per_epoch, mixup, broken)):
+                    schedule.step_update(epoch * per_epoch + step)
+                    _step(model, optimizer, chunks, plan, where, bf16)
+                    seen += sum(len(x) for x, _ in chunks)
+                    advance(epoch * len(part.paths) + seen, plan.epochs * len(part.paths))
+                    if stop.is_set():
+                        raise Interrupted(
+                            f"Stopped in epoch {epoch + 1} of {plan.epochs}; the same command repeats that epoch."
+                        )
+                if not seen:
+                    raise NoImages(f"No image can be read; the first is {part.paths[0]}.")
+                epoch += 1
+                # the last checkpoint is only for its weights
+                resumable = optimizer.state_dict() if epoch < plan.epochs else None
+                state = {"model": model.state_dict(), "optimizer": resumable, "epoch": epoch}
+                save_checkpoint(folder, {**state, "broken": list(broken.items())})
+        model.eval()
+        self.broken.update(broken)
+
 
 # ------------------------------------------------------------------------------ training
-
-
-def _train(
-    model: Classifier,
-    part: Part,
-    preprocessing: Preprocessing,
-    plan: ClassifierPlan,
-    where: torch.device,
-    folder: Path,
-    console: Console,
-    title: str,
-) -> list[tuple[str, str]]:
-    """Train the model in place, until it is in evaluation mode; return the unreadable files with the reason."""
-    model.to(where)
-    folder.mkdir(parents=True, exist_ok=True)
-    per_epoch = max(1, round(len(part.paths) / plan.batch_size))
-    optimizer = _optimizer(model, plan)
-    schedule = cosine(optimizer, plan.epochs * per_epoch, round(plan.warmup_epochs * per_epoch))
-    epoch, broken = 0, {}
-    saved = load_checkpoint(folder)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        if saved["optimizer"] is not None:
-            optimizer.load_state_dict(saved["optimizer"])
-        epoch, broken = saved["epoch"], dict(saved["broken"])
-    loader = image_loader(part, preprocessing, plan)
-    mixup = None
-    if plan.augmentation == "deit":
-        mixup = Mixup(mixup_alpha=0.8, cutmix_alpha=1.0, label_smoothing=0.0, num_classes=model.head.out_features)
-    bf16 = choose_precision("auto", where) == "bf16"
-    with stop_signals() as stop, bar(console, title) as advance:
-        while epoch < plan.epochs:
-            seed = plan.seed * 100_003 + epoch
-            torch.manual_seed(seed)  # order and workers
-            np.random.seed(seed % 2**32)  # timm's mixup
-            random.seed(seed)  # timm's crops in this process
-            model.train()
-            if plan.frozen:
-                model.backbone.eval()
-            seen = 0
-            for step, chunks in enumerate(in_batches(loader, per_epoch, mixup, broken)):
-                schedule.step_update(epoch * per_epoch + step)
-                _step(model, optimizer, chunks, plan, where, bf16)
-                seen += sum(len(x) for x, _ in chunks)
-                advance(epoch * len(part.paths) + seen, plan.epochs * len(part.paths))
-                if stop.is_set():
-                    raise Interrupted(
-                        f"Stopped in epoch {epoch + 1} of {plan.epochs}; the same command continues with that epoch."
-                    )
-            if not seen:
-                raise NoImages(f"No image can be read; the first is {part.paths[0]}.")
-            epoch += 1
-            resumable = optimizer.state_dict() if epoch < plan.epochs else None  # the last one is only for its weights
-            state = {"model": model.state_dict(), "optimizer": resumable, "epoch": epoch}
-            save_checkpoint(folder, {**state, "broken": list(broken.items())})
-    model.eval()
-    return sorted(broken.items())
 
 
 class Images(Dataset[tuple[Tensor | None, int, str, str]]):

@@ -277,10 +277,7 @@ def evaluation_sets(folders: Sequence[Path | str], table: Task | None = None) ->
 
 
 def _images_of(folder: Path, classes: tuple[str, ...] | None = None) -> tuple[Part, tuple[str, ...]]:
-    """Return images with one label each, and the classes, by default those that occur.
-
-    Archives, and a folder with several labels per image, have none.
-    """
+    # archives, and a folder with several labels per image, have none
     images = LabeledImages((), (), (), False) if archives_without_images(folder) else read_labeled(folder)
     if images.several:
         log.warning("%s has several labels per image, by which a run is not scored; use nnclr eval", folder)
