@@ -28,6 +28,11 @@ def is_address(text: str) -> bool:
     return _ADDRESS.match(text) is not None
 
 
+def without_query(address: str) -> str:
+    """Return an address of the web without its query, such as the signature of a presigned one; others as they are."""
+    return re.split("[?#]", address, maxsplit=1)[0] if address.startswith(("http://", "https://")) else address
+
+
 def open_file_system(address: str) -> tuple[Any, str]:
     """Return the file system of an address, and the path in it.
 
@@ -120,7 +125,12 @@ class RemoteBytes:
         files, path = open_file_system(self.address)
         end = None if self.size is None else self.offset + self.size
         with reading(self.address):
-            return files.cat_file(path, start=self.offset if end is not None else None, end=end)
+            data = files.cat_file(path, start=self.offset if end is not None else None, end=end)
+        if self.size is not None and len(data) > self.size:  # the whole file, by a server that ignores Range
+            raise NNCLRHubError(
+                f"The server cannot send a part of {self.address}; download the file, and give its path."
+            )
+        return data
 
 
 def _braces(pattern: str) -> Iterator[str]:

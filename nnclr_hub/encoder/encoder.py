@@ -212,8 +212,8 @@ class Encoder:
         """Return a (D,) float32 unit vector per image, or the ImageError of an image that cannot be read.
 
         Args:
-            images: paths, bytes, PIL images, arrays (H, W, 3) of uint8 or (H, W) of gray; or a tensor or array
-                (N, 3, H, W): uint8 RGB gets the whole transform, float must be transformed already.
+            images: paths, addresses, bytes, PIL images, arrays (H, W, 3) of uint8 or (H, W) of gray; or a tensor or
+                array (N, 3, H, W): uint8 RGB gets the whole transform, float must be transformed already.
             crops: number of crops per image, 1 to 128, whose unit vectors are averaged; see `encoder.crops`.
 
         Raises:

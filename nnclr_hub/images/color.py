@@ -28,6 +28,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return image if type(image) is Image.Image else image.copy()
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         return _with_lost(_in_strips(image, _scaling(image)), image)
+    if image.mode == "La":  # gray that is multiplied with alpha already
+        image = image.convert("LA")
     if image.has_transparency_data:
         return _blended(image)
     return _with_lost(image.convert("RGB"), image, convert=False)

@@ -50,7 +50,7 @@ from nnclr_hub.images.source import (
     archive_kind,
     in_words,
 )
-from nnclr_hub.remote_files import expand, is_address, open_file_system, reading
+from nnclr_hub.remote_files import expand, is_address, open_file_system, reading, without_query
 
 if TYPE_CHECKING:
     from nnclr_hub.images.tiles import Tiling
@@ -99,7 +99,7 @@ def is_image(path: str) -> bool:
 
 def is_archive(place: str) -> bool:
     """Return whether a file is an archive, by its name."""
-    return place.lower().endswith((*ARCHIVES, *COMPRESSED))
+    return without_query(place).lower().endswith((*ARCHIVES, *COMPRESSED))
 
 
 def is_packed(given: str | Path) -> bool:
@@ -176,9 +176,17 @@ def find_units(given: Sequence[str | Path]) -> list[tuple[str, ...]]:
             continue
         units += [tuple(files)] if files else []
         files = []
-        archives = archives_in(place) if os.path.isdir(place) and not _has_images(place) else []
-        units += [(str(archive),) for archive in archives] or [(place,)]
+        units += [(archive,) for archive in _only_archives(place)] or [(place,)]
     return units + ([tuple(files)] if files else [])
+
+
+def _only_archives(place: str) -> list[str]:
+    """Return the archives in a folder, here or at an address, if it has no images."""
+    if is_address(place):
+        found, _ = _remote_files(place)
+        images = "" in found or any(map(is_image, found))
+        return [] if images else [f"{place.rstrip('/')}/{path}" for path in _archives_of(found)]
+    return [] if not os.path.isdir(place) or _has_images(place) else list(map(str, archives_in(place)))
 
 
 def open_unit(unit: tuple[str, ...], start: str = "") -> tuple[list[Place], Iterator[Source]]:
@@ -483,13 +491,12 @@ def _labeled(place: Place, images: Iterable[Source]) -> list[Source]:
 # ---- addresses -------------------------------------------------------------------------------------------------------
 
 
-def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
+def _remote_files(address: str) -> tuple[dict[str, dict[str, Any]], Counter[str]]:
+    """Return what is known of each visible file below an address, by its path in order; of a file itself by "".
+
+    Also the number of files in system folders, by the name of the folder.
+    """
     files, root = open_file_system(address)
-
-    def archive(place: str, about: dict[str, Any]) -> tuple[Place, list[Source]]:
-        with reading(place), files.open(about["name"], "rb") as file:
-            return _warned(*_listed(Place(place, place, archive_kind(place), _changed(about)), file, False))
-
     with reading(address):
         try:
             about = files.info(root)
@@ -499,22 +506,37 @@ def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
                 raise cause from error
             raise NoImages(f"{address} does not exist; {EXPECTED}.") from error
         if about["type"] != "directory":
-            if is_archive(address):
-                yield from _with_images(address, [archive(address, about)])
-                return
-            parent, _, name = address.rpartition("/")
-            yield Place(parent, parent), [_at(Place(parent, parent), name, about)]
-            return
+            return {"": about}, Counter()
         found = {path.removeprefix(root).lstrip("/"): one for path, one in files.find(root, detail=True).items()}
     others = Counter[str]()
     visible = sorted((path for path in found if inside(path, others)), key=lambda path: path.split("/"))
-    if images := [path for path in visible if is_image(path)]:
+    return {path: found[path] for path in visible}, others
+
+
+def _archives_of(files: Iterable[str]) -> list[str]:
+    return _without_descriptions(path for path in files if path.lower().endswith(ARCHIVES))
+
+
+def _remote(address: str) -> Iterator[tuple[Place, list[Source]]]:
+    files, _ = open_file_system(address)
+    found, others = _remote_files(address)
+
+    def archive(place: str, about: dict[str, Any]) -> tuple[Place, list[Source]]:
+        with reading(place), files.open(about["name"], "rb") as file:
+            return _warned(*_listed(Place(place, place, archive_kind(place), _changed(about)), file, False))
+
+    if "" in found and is_archive(address):
+        yield from _with_images(address, [archive(address, found[""])])
+    elif "" in found:
+        image = Source.at(address)
+        yield image.place, [_at(image.place, image.path, found[""])]
+    elif images := [path for path in found if is_image(path)]:
         _warn_of(address, others)
         place = Place(address, address.rstrip("/"), left_out=bounded_counts(others))
         yield place, _labeled(place, (_at(place, path, found[path]) for path in images))
-        return
-    archives = _without_descriptions(path for path in visible if path.lower().endswith(ARCHIVES))
-    yield from _with_images(address, (archive(f"{address.rstrip('/')}/{path}", found[path]) for path in archives))
+    else:
+        archives = ((path, f"{address.rstrip('/')}/{path}") for path in _archives_of(found))
+        yield from _with_images(address, (archive(place, found[path]) for path, place in archives))
 
 
 def _at(place: Place, path: str, about: dict[str, Any]) -> Source:
@@ -747,7 +769,7 @@ class _BoundedHeader(tarfile.TarInfo):
 
 def _tar_files(name: str, file: BinaryIO, others: Counter[str], most: int) -> Iterator[tuple[str, int, float, int]]:
     """Yield name, size, mtime and offset of the regular files that are not hidden, and check that all is there."""
-    if name.lower().endswith(COMPRESSED):
+    if without_query(name).lower().endswith(COMPRESSED):
         raise InvalidRequest(f"{name} is compressed and does not allow random access; decompress it first.")
     again = "create it again, or unpack it"
     try:

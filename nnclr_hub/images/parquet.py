@@ -124,7 +124,8 @@ def _layout(table: str, changed: float) -> _Layout:
         kind = schema.field(name).type
         inner = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         for column, found in ((name, kind), (f"{name}.bytes", inner.get("bytes", pa.null()))):
-            if pa.types.is_binary(found) or pa.types.is_large_binary(found):
+            found = found.value_type if pa.types.is_dictionary(found) else found
+            if pa.types.is_binary(found) or pa.types.is_large_binary(found) or pa.types.is_binary_view(found):
                 return _Layout(column, f"{name}.path" if "path" in inner else "", label, classes, groups)
     raise InvalidRequest(
         f"{table} has no column of images; expected one of {', '.join(COLUMNS)} with the bytes of files, got "

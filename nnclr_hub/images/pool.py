@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -39,11 +39,13 @@ from typing import Any, Self, TypeVar
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest, NNCLRHubError, NotReady
 from nnclr_hub.images.source import TABLE, Source
+from nnclr_hub.remote_files import is_address
 
 T = TypeVar("T")
 FEW = 200  # below this number of images, starting processes (0.4 s) takes longer than they save
 TOGETHER, LIGHT = 8, 200_000  # images and bytes that a process takes at a time
 WALL_PER_CPU, WALL_S = 30.0, 60.0  # seconds that may pass per CPU second on a busy machine, and at least
+START_S = 60.0  # in which a process starts, on a busy machine too
 # processes that are tried for one image: after a crash, a second one shows that it was the image; the system kills
 # processes when memory is short, which may pass
 CRASHES, KILLS = 2, 3
@@ -265,7 +267,7 @@ class _Worker:
 def _absolute(source: Any) -> Any:
     """Return a source that means the same in a process with another working directory."""
     if isinstance(source, str | Path):
-        return os.path.abspath(source)
+        return source if is_address(str(source)) else os.path.abspath(source)
     return source.absolute() if hasattr(source, "absolute") else source
 
 
@@ -285,6 +287,8 @@ class _Launch(popen_forkserver.Popen):
         self.finalizer = util.Finalize(self, util.close_fds, (os.dup(pipe), self.sentinel))  # type: ignore[attr-defined]
         with open(pipe, "wb") as file:
             file.write(data.getbuffer())
+        if not wait([self.sentinel], START_S):
+            raise TimeoutError(f"it did not start within {START_S:g} s")
         self.pid = forkserver.read_signed(self.sentinel)
 
 
@@ -299,6 +303,15 @@ def _context() -> Any:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     return context
+
+
+def _forget_fork_server() -> None:
+    """Let a fork start a fork server itself: it cannot wait for that of its parent."""
+    forkserver._forkserver.__init__()  # type: ignore[attr-defined,misc]
+    _context.cache_clear()
+
+
+os.register_at_fork(after_in_child=_forget_fork_server)
 
 
 # ---- in a decoding process -------------------------------------------------------------------------------------------
@@ -426,6 +439,7 @@ def read_bytes(source: Source) -> bytes:
 
 def read_packed(source: Any) -> Any:
     """Return what is decoded of a source: the path of its file, the bytes of a packed image, or a tile as it is."""
+    source = Source.at(source) if isinstance(source, str) and is_address(source) else source
     if isinstance(source, Source):
         return source if source.box is not None else source.file or read_bytes(source)
     return source.read() if hasattr(source, "read") else source  # a type of the caller's own

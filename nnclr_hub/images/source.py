@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
-from nnclr_hub.remote_files import RemoteBytes, is_address
+from nnclr_hub.remote_files import RemoteBytes, is_address, without_query
 
 MOST_BYTES = 1_000_000_000  # most bytes of one image, which is in memory as a whole
 ARCHIVES = (".tar", ".zip", ".parquet")
@@ -119,6 +119,12 @@ class Source:
         path = os.path.abspath(path)
         return cls(Place(os.path.dirname(path), os.path.dirname(path)), os.path.basename(path)).tile(box, window)
 
+    @classmethod
+    def at(cls, address: str) -> Source:
+        """Return the image at an address."""
+        parent, _, name = address.rpartition("/")
+        return cls(Place(parent, parent), name)
+
     def tile(self, box: Sequence[int], window: Window | None = None) -> Source:
         """Return a tile of this image, whose path is unique among those of its folder."""
         left, top, right, bottom = box
@@ -179,7 +185,7 @@ class Source:
 
         Raises:
             ImageTooLarge: it has more than `most` bytes.
-            ImageError: it is damaged in its zip, or it was deleted at its address.
+            ImageError: it is damaged in its zip, or there is no file at its address.
             InvalidRequest: the archive has changed since it was listed.
             OSError: the file or archive was deleted.
             NNCLRHubError: it cannot be read.
@@ -192,7 +198,7 @@ class Source:
             try:
                 return RemoteBytes(f"{self.place.absolute}/{self.path}").read()
             except FileNotFoundError as error:
-                raise ImageError("It was deleted while images were read; run the same command again.") from error
+                raise ImageError("There is no file at its address; check it, and run this again.") from error
         if self.place.archive == TABLE:
             from nnclr_hub.images.parquet import read_row
 
@@ -231,7 +237,7 @@ class Source:
 
 def archive_kind(path: str) -> str:
     """Return the kind of an archive by its name, for `Place.archive`."""
-    return next((kind for kind in (ZIP, TABLE) if path.lower().endswith(kind)), TAR)
+    return next((kind for kind in (ZIP, TABLE) if without_query(path).lower().endswith(kind)), TAR)
 
 
 def in_words(size: int) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 DTYPES = ("fp32", "fp16")
 LIMITING = ("data_terms", "parents")  # keys of the record that limit the license
 STAGING = ".export-"  # where files are written before they are moved into place
+log = logging.getLogger(__name__)
 GRAPH_NEEDS = ("onnx", "onnxscript", "onnxruntime")  # a GPU machine may lack them
 LOWEST_COSINE = 0.9999  # of vectors with torch's, else the export is refused
 PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
@@ -277,7 +279,15 @@ def _write(folder: Path, config: ModelConfig, tensors: Mapping[str, dict[str, Te
                     # a single metadata key, because safetensors writes several in random order; not save_file, because
                     # only the owner can read the files that it creates
                     (half / name).write_bytes(save(state, metadata={"format": "pt"}))
-            if all(map(find_spec, GRAPH_NEEDS)) if graph is None else graph:
+            missing = [name for name in GRAPH_NEEDS if not find_spec(name)] if graph is None else []
+            if missing:
+                log.warning(
+                    "%s gets no network.onnx, without which it needs torch and is slower on a CPU; pip install %s, and "
+                    "export it again",
+                    folder,
+                    " ".join(missing),
+                )
+            if graph is not False and not missing:
                 preprocessing = Preprocessing.from_pretrained_cfg(config.pretrained_cfg)
                 encoder = Encoder(network, preprocessing, config=config, device="cpu")
                 wrapped = Network(encoder.backbone, preprocessing)

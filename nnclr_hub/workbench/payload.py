@@ -13,6 +13,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.images.source import Source
 from nnclr_hub.plural import counted
+from nnclr_hub.remote_files import is_address
 
 if TYPE_CHECKING:
     from nnclr_hub.encoder.embedder import ImageLike
@@ -82,10 +83,12 @@ def image_file(image: ImageLike) -> tuple[str, bytes]:
     """Return a file name and the bytes of an image file.
 
     Args:
-        image: a path, the bytes of a file, a PIL image, or (H, W, 3) uint8; the last two become PNG.
+        image: a path or address, the bytes of a file, a PIL image, or (H, W, 3) uint8; the last two become PNG.
     """
     if isinstance(image, bytes):
         return "image", image
+    if isinstance(image, str) and is_address(image):
+        image = Source.at(image)
     if isinstance(image, Source) and image.file is not None:
         image = image.file
     if isinstance(image, Source):

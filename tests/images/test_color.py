@@ -56,6 +56,8 @@ def test_transparency_goes_over_white_and_16_bits_are_scaled():
     rgba = np.asarray(IMAGES["RGBA"]).astype(float)
     alpha = rgba[..., 3:] / 255
     np.testing.assert_allclose(to_rgb(IMAGES["RGBA"]), rgba[..., :3] * alpha + 255 * (1 - alpha), atol=1)
+    twice = IMAGES["LA"].convert("La")  # gray multiplied with alpha
+    np.testing.assert_allclose(np.asarray(to_rgb(twice)).astype(int), np.asarray(to_rgb(IMAGES["LA"])), atol=1)
     deep = np.asarray(IMAGES["I;16"]).astype(float)
     np.testing.assert_allclose(np.asarray(to_rgb(IMAGES["I;16"]))[..., 0], deep / 257, atol=0.5)
 

@@ -2,25 +2,33 @@
 
 import io
 import os
+import re
 import shutil
 import subprocess
 import tarfile
+import threading
 import tracemalloc
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import fsspec
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
 from nnclr_hub import Item
 from nnclr_hub.bulk.plan import digest_of
-from nnclr_hub.errors import InvalidRequest, NNCLRHubError, NoImages
-from nnclr_hub.images.listing import find_images, list_images, open_unit
+from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError, NoImages
+from nnclr_hub.images.decode import decode_image
+from nnclr_hub.images.listing import find_images, find_units, list_images, open_unit
 from nnclr_hub.remote_files import expand
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.workbench.folder_changes import metadata_of
+from nnclr_hub.workbench.payload import image_file
 
 
 @pytest.fixture
@@ -203,9 +211,62 @@ def test_an_address_lists_and_reads_the_images_that_a_folder_has(photos, image_f
         assert list(map(metadata_of, found)) == list(map(metadata_of, local))
         assert [one.read() for one in found] == [one.read() for one in local]
     assert digest_of(found) == digest_of(local)
+    # one part of a run lists one archive, and not all of them
+    assert find_units(["memory://lake/shards"]) == [(f"memory://lake/shards/{one.name}",) for one in webdataset]
+    assert find_units(["memory://lake/photos"]) == [("memory://lake/photos",)]
+    address = f"memory://lake/photos/{image_files[0].relative_to(photos).as_posix()}"
+    for decode in (decode_image, lambda source: decode_image(image_file(source)[1])):  # here, and as a client sends it
+        np.testing.assert_array_equal(np.asarray(decode(address)), np.asarray(decode_image(image_files[0])))
+        with pytest.raises(ImageError):
+            decode("memory://lake/photos/none.png")
     for nothing in ("memory://lake/nowhere", "memory://lake/photos/none/"):
         with pytest.raises(NoImages):
             find_images([nothing])
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view(), "dictionary"])
+def test_the_bytes_in_a_table_may_have_any_type(kind, image_files, tmp_path):
+    files = [path.read_bytes() for path in (*image_files[:3], image_files[0])]
+    column = pa.array(files).dictionary_encode() if kind == "dictionary" else pa.array(files, kind)
+    pq.write_table(pa.table({"image": column}), tmp_path / "images.parquet")
+    assert [one.read() for one in find_images([tmp_path / "images.parquet"])] == files
+
+
+class Ranges(SimpleHTTPRequestHandler):
+    """Send the range that a client asks for, after which an address may have a signature; or the whole file."""
+
+    ignored = False
+
+    def do_GET(self):
+        data = Path(self.translate_path(self.path)).read_bytes()
+        first, last = re.findall(r"\d+", self.headers.get("Range", "")) or (0, len(data))
+        whole = "Range" not in self.headers or self.ignored
+        part = data if whole else data[int(first) : int(last) + 1]
+        self.send_response(200 if whole else 206)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(part)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.mark.parametrize("suffix", ["tar", "zip"])
+def test_an_archive_on_a_web_server_is_read_in_parts_or_refused(photos, image_files, tmp_path, suffix):
+    shutil.make_archive(str(tmp_path / "photos"), suffix, photos)
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, directory=str(tmp_path))) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            images = find_images([f"http://127.0.0.1:{server.server_port}/photos.{suffix}?X-Signature=a%2Fb"])
+            found = {one.path: one.read() for one in images}
+            assert found == {path.relative_to(photos).as_posix(): path.read_bytes() for path in image_files}
+            Ranges.ignored = True
+            with pytest.raises(NNCLRHubError):
+                images[-1].read()
+        finally:
+            Ranges.ignored = False
+            server.shutdown()
 
 
 def test_an_unreachable_or_unknown_address_is_one_sentence(monkeypatch):

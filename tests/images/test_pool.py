@@ -332,4 +332,9 @@ def test_a_fork_decodes_by_itself():
         if child == 0:
             os._exit(0 if decode_image(jpeg((6, 6))).size == (6, 6) else 1)
         assert os.waitpid(child, 0)[1] == 0
+        child = os.fork()
+        if child == 0:
+            with decoding_processes(1):  # whose fork server is not that of the parent
+                os._exit(0 if decode_image(jpeg((6, 6))).size == (6, 6) else 1)
+        assert os.waitpid(child, 0)[1] == 0
         assert decode_image(jpeg((7, 7))).size == (7, 7)
