@@ -21,6 +21,7 @@ from nnclr_hub.store.items import DEFAULTS, Match, SearchOptions, Where
 from nnclr_hub.store.where import MAX_CONDITIONS, MAX_IN, value_of
 
 FIRST_K = 64
+AT_ONCE = MAX_K  # matches of one search of a group
 MAX_INTEGER = 2**63  # filters take smaller integers only
 
 
@@ -106,15 +107,15 @@ def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, 
     """
     best: dict[str, Match] = {}
     excluded: dict[str, Any] = {}
-    wanted = min(MAX_K, max(2 * k, FIRST_K))
+    wanted = min(AT_ONCE, max(2 * k, FIRST_K))
     while True:
         matches = search(wanted, list(excluded.values()))
         for match in matches:
             best.setdefault(group_key(value_of(match.metadata, key, None)), match)
         if len(best) >= k or len(matches) < wanted:
             return list(best.values())[:k]
-        if wanted < MAX_K:
-            wanted = min(MAX_K, 2 * wanted)
+        if wanted < AT_ONCE:
+            wanted = min(AT_ONCE, 2 * wanted)
             continue
         # one search cannot return more: leave out the known groups and continue behind them
         before = len(excluded)
@@ -122,7 +123,7 @@ def _first_of_groups(search: Callable[[int, list[Any]], list[Match]], key: str, 
         excluded |= {name: value for name, value in values.items() if _can_filter(value)}
         if len(excluded) == before:
             raise InvalidRequest(
-                f"The {MAX_K} nearest items share values of {key!r} that a filter cannot express (lists, objects); "
+                f"The {AT_ONCE} nearest items share values of {key!r} that a filter cannot express (lists, objects); "
                 "group by a key with strings or numbers."
             )
 

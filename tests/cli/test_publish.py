@@ -18,7 +18,7 @@ def test_export_reports_skipped_checks(model, tmp_path):
     code, text, _ = nnclr("export", model, tmp_path / "copy", "--license", "mit", "--trained-on", "my own")
     assert code == 0
     assert "knn20/made_up 0.5: not checked; --data" in text
-    assert "Accuracies of the run" in text
+    assert "accuracies of the run" in text
     card = (tmp_path / "copy" / "README.md").read_text()
     assert "Weights: mit. Training images: my own." in card
     assert read_config(tmp_path / "copy").nnclr["rechecked"] == {"knn20/made_up": None}

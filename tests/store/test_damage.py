@@ -86,6 +86,17 @@ def test_a_flipped_bit_is_reported_or_changes_nothing(damaged_store, tmp_path):
     assert reported
 
 
+def test_a_damaged_snapshot_costs_time_alone(damaged_store, tmp_path):
+    source, held = damaged_store
+    folder = shutil.copytree(source, tmp_path / "store")
+    (file,) = folder.glob("collections/*/*.faiss")
+    data = file.read_bytes()
+    file.write_bytes(data[:-2000] + bytes(2000))  # vectors
+    with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
+        assert store.get("c").verify().ok
+        assert contents(store.get("c")) == held
+
+
 def test_a_flipped_bit_of_the_record_of_the_last_commit_gives_the_one_before_or_none(damaged_store, tmp_path):
     (file,) = damaged_store[0].glob("collections/*/commit")
     data = file.read_bytes()

@@ -61,7 +61,7 @@ def test_wrong_examples_are_refused(collection):
 
 @pytest.mark.parametrize("largest", [10_000, 16])
 def test_the_best_of_each_group_is_that_of_a_loop_also_beyond_what_one_search_returns(collection, largest, monkeypatch):
-    monkeypatch.setattr(queries, "MAX_K", largest)
+    monkeypatch.setattr(queries, "AT_ONCE", largest)
     for seed, k in enumerate((1, 7, GROUPS, 500)):
         query = unit(np.random.default_rng(seed).normal(size=DIM))
         best: dict[int, int] = {}
@@ -88,6 +88,6 @@ def test_groups_are_of_values_that_are_equal_as_json_is(tmp_path, monkeypatch):
         assert best_per_group(collection, np.ones(DIM), "v") == []
         collection.upsert([Item(f"{n:02}", VECTORS[n], {"v": value}) for n, value in enumerate(values)])
         assert len(best_per_group(collection, np.ones(DIM), "v", 20)) == 7
-        monkeypatch.setattr(queries, "MAX_K", 1)
+        monkeypatch.setattr(queries, "AT_ONCE", 1)
         with pytest.raises(InvalidRequest):  # a list, which no filter can leave out, hides others
             best_per_group(collection, VECTORS[5], "v", 2)

@@ -59,6 +59,7 @@ def test_an_edit_is_seen_by_all_filters_at_once(tmp_path):
         for value in range(1, 20):
             where = {"must": [{"key": "v", "match": value - 1}]}
             assert collection.update_metadata({"v": value}, where=where) == 300
+            assert collection.facets(["v"])["v"].values == [(value, 300)]
         done.set()
         for thread in readers:
             thread.join()

@@ -65,7 +65,7 @@ def test_images_of_classes_that_the_probe_lacks_count_as_wrong(model, encoder, f
     assert every.per_class == {**known.per_class, "cat": 0.0}
     code, _, err = nnclr("probe", "eval", folder, "--probe", tmp_path / "p")
     assert code == 0
-    assert "20 (cat)" in err
+    assert "20 images (cat)" in err
     shutil.rmtree(folder / "astronaut")
     shutil.rmtree(folder / "coffee")
     refused("probe", "eval", folder, "--probe", tmp_path / "p", code=2)
