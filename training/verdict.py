@@ -323,7 +323,11 @@ def judge(
     before = parent or UNTRAINED
     change = _minus(correct, RUN, before) if before in correct else None
     learned = not at_chance and (change is None or change.low > 0)
-    use = RUN if gain.low > 0 and learned else rival
+    # to replace an encoder, both kinds of vectors must be better: gains of one alone were not there on other images,
+    # docs/results/continued.md
+    raw = _minus(correct, RUN + RAW, before + RAW) if replaceable and before + RAW in correct else None
+    improved = learned and (raw is None or raw.low > 0)
+    use = RUN if gain.low > 0 and improved else rival
     choice = use if use == RUN or use in HAND_CRAFTED else STARTER
     if _minus(correct, use, MAJORITY).low <= 0:
         choice = NOTHING
@@ -364,7 +368,9 @@ def judge(
     if parent is not None and not learned and steps < HELPFUL_STEPS:
         parts.append(f"It made {counted(steps, 'step')}, and fewer than {HELPFUL_STEPS} have not helped so far.")
     parts += shown.values()
-    kept = parent if parent is not None and replaceable and not learned else ""
+    kept = parent if parent is not None and replaceable and not improved else ""
+    if kept and learned and raw is not None:
+        parts.append(f"Beyond chance, its raw vectors are not better ({_points(raw)}).")
     parts += [_kept(kept)] * bool(kept)
     return Verdict(
         choice,

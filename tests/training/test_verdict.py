@@ -1,6 +1,7 @@
 """Every finished run ends with one verdict: use the run, a starter as it is, hand-crafted vectors, or nothing."""
 
 import csv
+import dataclasses
 import json
 import shutil
 
@@ -14,6 +15,7 @@ from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.hub.registry import default_model
+from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.export import export_model
 from nnclr_hub.table_rows import LabelTable
 from training import ablate
@@ -24,7 +26,7 @@ from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.recipes.auto import FREE_STARTER, HELPFUL_STEPS
 from training.run_export import export
-from training.verdict import Verdict
+from training.verdict import References, Verdict, judge
 
 QUIET = Console(quiet=True)
 WIDE = "channels=8,16,24,32"  # those of the fixture `model`
@@ -235,6 +237,20 @@ def test_auto_changes_an_encoder_that_it_improves(photos, tmp_path):
     assert str(HELPFUL_STEPS) not in verdict.sentence, "these few steps did help"
     assert fingerprint(tmp_path / "run" / "encoder") == good.fingerprint
     assert not (tmp_path / "run" / "trained").exists()
+
+
+@pytest.mark.parametrize("raw_too", [True, False])
+def test_auto_changes_an_encoder_only_if_both_kinds_of_vectors_are_better(raw_too):
+    right = np.arange(100) < 40
+    references = References([], PLAIN, 3, None, QUIET)
+    references.correct = dict.fromkeys(("hog", "color", "hog+color", "the most common class"), right * 0.0)
+    references.correct |= {"parent": right * 1.0, "parent raw": right * 1.0}
+    references.correct |= {"run": np.ones(100), "run raw": np.ones(100) if raw_too else right * 1.0}
+    auto = dataclasses.replace(find_recipe("small_cpu"), name="auto")
+    verdict = judge(references, "parent", auto, [{"step": 400, "loss": 1.0, "chance": 4.0}], 400, same_input=True)
+    expected = ("run", "") if raw_too else ("starter", "parent")
+    assert (verdict.choice, verdict.kept, verdict.learned) == (*expected, True)
+    assert judge(references, "parent", auto, [], 400).kept == "", "another input size"
 
 
 @pytest.mark.parametrize("how", ["none", "network"])
