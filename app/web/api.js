@@ -7,6 +7,7 @@ import {ask, make} from './dom.js';
 
 export const ROOT = new URL('.', document.baseURI);
 const KEPT = 30;
+const LOOKED_UP = 1000; // items in one request
 const POLL_MS = 500; // between two looks at a job
 const REPEATS = 5; // of a request that a busy or failing server refuses
 const LOST = 8; // connections that break in a row while the server answers otherwise
@@ -163,6 +164,20 @@ async function errorOf(response) {
     body.detail ?? `The server answered ${response.status}.`,
     body,
   );
+}
+
+/**
+ * Read items by their ids.
+ * @param {string} name of the collection @param {string[]} ids
+ * @returns {Promise<Map<string, Record<string, any>>>} the metadata of those that exist
+ */
+export async function lookup(name, ids) {
+  const found = new Map();
+  for (let start = 0; start < ids.length; start += LOOKED_UP) {
+    const json = {ids: ids.slice(start, start + LOOKED_UP), with_vector: false};
+    for (const {id, metadata} of (await rest('POST', path(name, 'lookup'), {json})).items) found.set(id, metadata);
+  }
+  return found;
 }
 
 // ---- a lost server

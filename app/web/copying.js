@@ -1,7 +1,7 @@
 // New collections, and copies of images in other ones.
 import {path, rest} from './api.js';
 import {ask, count, make, progressBar, say} from './dom.js';
-import {announce} from './edits.js';
+import {announce, missing, refresh} from './edits.js';
 
 const AT_ONCE = 500; // images in one request
 
@@ -80,7 +80,8 @@ export function copyOrMove(explorer, session, rows) {
       const copied = await copy(info.name, ids, target, move.checked, progress);
       await session.changed();
       announce('counts');
-      say(`${count(copied, 'image')} ${move.checked ? 'moved' : 'copied'} to ${target}.`, {
+      const note = missing(ids.length - copied);
+      say(`${count(copied, 'image')} ${move.checked ? 'moved' : 'copied'} to ${target}.${note}`, {
         action: 'Open',
         run: () => {
           location.hash = `#/explore/${encodeURIComponent(target)}`;
@@ -104,8 +105,11 @@ export async function copy(from, ids, to, move, progress) {
   let copied = 0;
   for (let start = 0; start < ids.length; start += AT_ONCE) {
     const some = ids.slice(start, start + AT_ONCE);
-    copied += (await rest('POST', path(from, 'copy'), {json: {to, ids: some, move}, noted: start === 0})).copied;
+    const json = {to, ids: some, move};
+    const {copied: existed} = await rest('POST', path(from, 'copy'), {json, noted: start === 0});
+    copied += existed;
     if (move) announce('deleted', {collection: from, ids: some});
+    else if (existed < some.length) await refresh(from, some);
     progress.value += some.length;
   }
   return copied;

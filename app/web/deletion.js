@@ -1,7 +1,7 @@
 // Deletion of items: it cannot be undone, so it asks first, and what it says was deleted is deleted on the server.
 import {path, rest} from './api.js';
 import {ask, count, make, progressBar, say, textButton} from './dom.js';
-import {announce} from './edits.js';
+import {announce, missing} from './edits.js';
 
 const AT_ONCE = 5000; // items in one request
 const FEW = 10; // up to so many, Enter deletes
@@ -13,7 +13,8 @@ const FEW = 10; // up to so many, Enter deletes
  */
 export function deleteItems(collection, ids, all) {
   return new Promise(resolve => {
-    let done = 0;
+    let done = 0,
+      existed = 0;
     const images = count(ids.length, 'image'),
       progress = progressBar('Deleting', ids.length);
     const text = make('p', [
@@ -24,11 +25,12 @@ export function deleteItems(collection, ids, all) {
       progress.hidden = false;
       while (done < ids.length) {
         const some = ids.slice(done, done + AT_ONCE);
-        await rest('POST', path(collection, 'delete'), {json: {ids: some}, noted: done === 0});
+        const json = {ids: some};
+        existed += (await rest('POST', path(collection, 'delete'), {json, noted: done === 0})).deleted;
         announce('deleted', {collection, ids: some});
         progress.value = done += some.length;
       }
-      say(`${images} deleted.`);
+      say(`${count(existed, 'image')} deleted.${missing(ids.length - existed)}`);
     });
     const keep = textButton('Keep', () => dialog.close(), 'button');
     go.after(keep);
@@ -48,6 +50,6 @@ export function deleteRows(explorer, rows) {
   return deleteItems(
     explorer.name,
     rows.map(row => explorer.rows.ids[row]),
-    explorer.rows.ids.length - explorer.rows.deleted.size,
+    explorer.count,
   );
 }

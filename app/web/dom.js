@@ -85,6 +85,7 @@ const PATHS = {
   camera: 'M4 8h4l2-3h4l2 3h4v11H4zM12 10a3.5 3.5 0 1 0 0 7 3.5 3.5 0 0 0 0-7',
   check: 'M5 13l4 4L19 7',
   close: 'M6 6l12 12M18 6L6 18',
+  clock: 'M12 3a9 9 0 1 0 0 18 9 9 0 0 0 0-18M12 7v5l3 2',
   crop: 'M6 2v16h16M2 6h16v16',
   download: 'M12 4v11M7 11l5 5 5-5M5 20h14',
   eye: 'M2 12c5-8 15-8 20 0-5 8-15 8-20 0M12 9a3 3 0 1 0 0 6 3 3 0 0 0 0-6',
@@ -308,7 +309,7 @@ export function ask(title, action, content, act) {
           go.disabled = true;
           problem.textContent = '';
           try {
-            await act();
+            await keepPage(act());
             dialog.close();
           } catch (error) {
             problem.textContent = /** @type {Error} */ (error).message;
@@ -327,3 +328,16 @@ addEventListener('popstate', () => {
   for (const dialog of document.querySelectorAll('dialog[open]:not(.viewer, [data-stays])'))
     /** @type {HTMLDialogElement} */ (dialog).close();
 });
+
+// ---- work that a reload would cut off
+
+let unfinishedWork = 0;
+addEventListener('beforeunload', event => {
+  if (unfinishedWork) event.preventDefault();
+});
+
+/** Let the browser ask before it leaves the page while work runs. @template T @param {Promise<T>} work */
+export function keepPage(work) {
+  unfinishedWork++;
+  return work.finally(() => unfinishedWork--);
+}

@@ -8,11 +8,12 @@ let shown = null;
 /** Take the files that are dropped while a page is shown; null ends that. @param {Drop | null} drop */
 export function onDrop(drop) {
   shown = drop;
-  document.body.dataset.drop = drop?.text ?? '';
+  document.body.dataset.drop = '';
 }
 
 document.addEventListener('dragover', event => {
   event.preventDefault();
+  document.body.dataset.drop = shown?.text ?? '';
   document.body.classList.toggle('dropping', shown !== null && Boolean(event.dataTransfer?.types.includes('Files')));
 });
 document.addEventListener('dragleave', event => {

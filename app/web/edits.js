@@ -2,13 +2,14 @@
 //
 // A write sends the values that it replaces. If another tab or program has changed them, the server refuses it, and the
 // write is repeated with the true values, so that its undo restores those. Undo and redo leave such images as they
-// are.
+// are. What can be undone survives a reload.
 //
-// Events of `edits`: `metadata` and `deleted` report what was written, from whichever page; `history` says that there
-// is more or less to undo; `counts` that the number of items of a collection is known again.
-import {ApiError, path, rest} from './api.js';
-import {count, say, sayError} from './dom.js';
-import {flat} from './rows.js';
+// Events of `edits`, from whichever page: `metadata` has written values, `items` has items that were read again, and
+// `deleted` has ids that do not exist any more. `history` says that there is more or less to undo; `counts` that the
+// number of items of a collection is known again.
+import {ApiError, lookup, path, rest} from './api.js';
+import {count, keepPage, say, sayError} from './dom.js';
+import {flat, titleOf} from './rows.js';
 
 /**
  * @typedef {Map<string, Record<string, any>>} Values by the id of an item and a metadata key such as camera.model;
@@ -19,12 +20,24 @@ import {flat} from './rows.js';
 const AT_ONCE = 5000; // items in one request
 const ATTEMPTS = 20; // the server names 1,000 conflicts in one answer
 const KEPT = 100;
+const STORED = 'edits';
+const MOST_STORED = 1_000_000; // characters of each list; a browser stores some megabytes
+const MANY = 5000; // changes by others, above which all items are read again
 
 export const edits = new EventTarget();
-/** What can be undone, the newest last. @type {Edit[]} */
-const history = [];
-/** What can be done again, the last undone last. @type {Edit[]} */
-const undone = [];
+/** What can be undone, and what can be done again, the newest last. @type {Edit[][]} */
+const [history, undone] = JSON.parse(sessionStorage.getItem(STORED) ?? '[[], []]').map((/** @type {any[]} */ list) =>
+  list.map(one => ({...one, before: new Map(one.before), after: new Map(one.after)})),
+);
+document.addEventListener('visibilitychange', () => {
+  const asLists = (/** @type {string} */ _, /** @type {any} */ value) => (value instanceof Map ? [...value] : value);
+  const lists = [history, undone].map(list => {
+    let size = 0;
+    const texts = list.toReversed().map(edit => JSON.stringify(edit, asLists));
+    return `[${texts.filter(text => (size += text.length) < MOST_STORED).toReversed()}]`;
+  });
+  sessionStorage.setItem(STORED, `[${lists}]`);
+});
 let turn = Promise.resolve();
 let closeMessage = () => {};
 
@@ -34,25 +47,34 @@ export function announce(name, detail) {
 }
 
 /**
- * Write values, with undo and a message.
- * @param {string} collection @param {string} text of the message @param {Values} values
+ * Write values, with undo and a message that names the image or the number of images.
+ * @param {string} collection @param {string} what is written, for the message @param {Values} values
  * @param {(id: string) => Record<string, any> | undefined} shown the metadata of an item as the page shows it, with
  *   paths as keys
  * @param {(done: number) => void} [progress]
  */
-export function write(collection, text, values, shown, progress) {
-  return inTurn(async () => {
+export function write(collection, what, values, shown, progress) {
+  const title = (/** @type {string} */ id) => titleOf(id, shown(id) ?? {});
+  const own = inTurn(async () => {
     const before = new Map([...values].map(([id, own]) => [id, pick(shown(id) ?? {}, Object.keys(own))]));
     /** @type {Edit} */
-    const edit = {collection, text, before: new Map(), after: new Map()};
+    const edit = {collection, text: '', before: new Map(), after: new Map()};
+    const {after} = edit;
     try {
-      const others = await send(collection, values, before, true, edit.after, progress);
+      const {others, gone} = await send(collection, values, before, true, after, progress);
       closeMessage();
-      const note = others.size ? ` ${replaced(others)}` : '';
-      closeMessage = say(`${text}.${note}`, {action: 'Undo', seconds: 10, run: () => undo(edit)});
+      const notes = (others.size ? ` ${replaced(others)}` : '') + missing(gone.length, gone[0] && title(gone[0]));
+      closeMessage = after.size
+        ? say(`${(edit.text = named(after, title, what))}.${notes}`, {
+            action: 'Undo',
+            seconds: 10,
+            run: () => undo(edit),
+          })
+        : say(`Nothing was written.${notes}`, {error: true});
     } finally {
-      for (const id of edit.after.keys()) edit.before.set(id, before.get(id) ?? {});
-      if (edit.after.size) {
+      edit.text ||= named(after, title, what);
+      for (const id of after.keys()) edit.before.set(id, before.get(id) ?? {});
+      if (after.size) {
         history.push(edit);
         undone.length = 0;
       }
@@ -60,21 +82,22 @@ export function write(collection, text, values, shown, progress) {
       announce('history');
     }
   });
+  return keepPage(own);
 }
 
-/** The text of the newest edit that can be undone. */
+/** What can be undone, the newest first. */
 export function undoable() {
-  return history.at(-1)?.text;
+  return history.toReversed();
 }
 
 /** Undo an edit; without one, the newest. @param {Edit} [edit] */
 export function undo(edit) {
-  return inTurn(() => revert(edit, history, undone)).catch(sayError);
+  return keepPage(inTurn(() => revert(edit, history, undone))).catch(sayError);
 }
 
 /** Do again what was undone last. */
 export function redo() {
-  return inTurn(() => revert(undefined, undone, history)).catch(sayError);
+  return keepPage(inTurn(() => revert(undefined, undone, history))).catch(sayError);
 }
 
 /**
@@ -92,14 +115,20 @@ async function revert(edit, from, to) {
   const [values, expected] = isUndo ? [own.before, own.after] : [own.after, own.before];
   const done = new Map();
   try {
-    const others = await send(own.collection, values, new Map(expected), false, done);
+    const {others, gone} = await send(own.collection, values, new Map(expected), false, done);
     from.splice(place, 1);
     const [[, later] = []] = others;
     const note = later
       ? ` ${count(others.size, 'image')} changed since, such as to ${textOf(later)}, and stayed so.`
       : '';
     const what = isUndo ? (done.size ? 'Undone' : 'Not undone') : done.size ? 'Done again' : 'Not done again';
-    closeMessage = say(`${what}: ${own.text}.${note}`, {seconds: later ? 12 : 6});
+    closeMessage = say(`${what}: ${own.text}.${note}${missing(gone.length, gone[0])}`, {
+      seconds: note || gone.length ? 12 : 6,
+    });
+  } catch (error) {
+    // a deleted collection must not keep what is older from being undone
+    if (error instanceof ApiError && error.code === 'collection_not_found') from.splice(place, 1);
+    throw error;
   } finally {
     const moved = (/** @type {Values} */ all) => new Map([...all].filter(([id]) => done.has(id)));
     if (done.size) to.push({...own, before: moved(own.before), after: moved(own.after)});
@@ -115,12 +144,13 @@ async function revert(edit, from, to) {
  * @param {boolean} overwrite whether items that others have changed get the values, too
  * @param {Values} done gets what was written
  * @param {(done: number) => void} [progress]
- * @returns {Promise<Values>} what others have written
+ * @returns {Promise<{others: Values, gone: string[]}>} what others have written, and the ids that do not exist
  */
 async function send(collection, values, before, overwrite, done, progress = () => {}) {
   /** @type {Values} */
   const others = new Map(),
-    ids = [...values.keys()];
+    ids = [...values.keys()],
+    gone = [];
   const chosen = (/** @type {string[]} */ some, /** @type {Values} */ from) =>
     Object.fromEntries(some.map(id => [id, from.get(id) ?? {}]));
   try {
@@ -130,12 +160,15 @@ async function send(collection, values, before, overwrite, done, progress = () =
         try {
           const json = {each: chosen(some, values), by_path: true};
           // the call is shown without its condition, which no longer holds after it
-          await rest('PATCH', path(collection, 'items'), {
+          const {updated} = await rest('PATCH', path(collection, 'items'), {
             json: {...json, expected: chosen(some, before)},
             noted: start + attempt === 0 && json,
           });
           for (const id of some) done.set(id, values.get(id) ?? {});
-          progress(done.size);
+          const lost = updated < some.length ? await refresh(collection, some) : [];
+          for (const id of lost) done.delete(id);
+          gone.push(...lost);
+          progress(done.size + gone.length);
           break;
         } catch (error) {
           if (!(error instanceof ApiError) || error.code !== 'metadata_conflict' || attempt === ATTEMPTS) throw error;
@@ -150,7 +183,48 @@ async function send(collection, values, before, overwrite, done, progress = () =
   } finally {
     if (done.size + others.size) announce('metadata', {collection, values: new Map([...others, ...done])});
   }
-  return others;
+  return {others, gone};
+}
+
+/**
+ * Read items again, and show them on every page.
+ * @param {string} collection @param {string[]} ids
+ * @returns {Promise<string[]>} ids that do not exist
+ */
+export async function refresh(collection, ids) {
+  const items = await lookup(collection, ids),
+    gone = ids.filter(id => !items.has(id));
+  if (items.size) announce('items', {collection, items});
+  if (gone.length) announce('deleted', {collection, ids: gone});
+  return gone;
+}
+
+/**
+ * Show what others have written whenever the page gets the focus.
+ * @param {string} collection @param {number} seq of the last change that is shown
+ * @param {AbortSignal} signal ends it
+ * @param {() => Promise<void>} reload reads everything again
+ */
+export function follow(collection, seq, signal, reload) {
+  /** @type {string | null} */
+  let log = null;
+  const read = async () => {
+    const changes = rest('GET', path(collection, 'changes'), {query: {since: seq, limit: MANY, log}, signal});
+    const page = await changes.catch(error => {
+      if (error.code !== 'changes_unavailable') throw error;
+      return null;
+    });
+    const last = page?.last ?? (await rest('GET', path(collection), {signal})).durable_seq;
+    if (!page || page.next < last) await reload();
+    else if (page.changes.length)
+      await refresh(collection, [...new Set(page.changes.map((/** @type {{id: string}} */ one) => one.id))]);
+    [seq, log] = [last, page?.log ?? null];
+  };
+  const onFocus = () =>
+    inTurn(read).catch(error => {
+      if (error.code !== 'invalid_request') sayError(error); // Milvus keeps no log
+    });
+  addEventListener('focus', onFocus, {signal});
 }
 
 /**
@@ -166,7 +240,18 @@ function inTurn(action) {
 
 /** @param {Record<string, any>} metadata @param {string[]} keys */
 function pick(metadata, keys) {
-  return Object.fromEntries(keys.map(key => [key, metadata[key] ?? null]));
+  return Object.fromEntries(keys.map(key => [key, Object.hasOwn(metadata, key) ? metadata[key] : null]));
+}
+
+/** @param {Values} done @param {(id: string) => string} title @param {string} what */
+function named(done, title, what) {
+  return `${done.size === 1 ? title([...done.keys()][0]) : count(done.size, 'image')}: ${what}`;
+}
+
+/** What a message says on items that others have deleted. @param {number} number @param {string} [first] its name */
+export function missing(number, first) {
+  const such = first === undefined ? '' : `, such as ${first}`;
+  return number ? ` ${count(number, 'image was', 'images were')} deleted before${such}.` : '';
 }
 
 /** @param {Values} others */

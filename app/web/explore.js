@@ -104,23 +104,27 @@ export async function showExplore(main, name, address, session) {
   const paste = (/** @type {ClipboardEvent} */ event) => {
     if (bar.take(event.clipboardData, false)) event.preventDefault();
   };
+  const add = async (/** @type {File[]} */ files) => {
+    const {addFiles} = await import('./uploads.js');
+    await addFiles(info, files);
+    await Promise.all([explorer.load(), session.changed()]);
+  };
   const drop = (/** @type {File[]} */ files) => {
     if (viewer.isFull) viewer.close();
     const [file] = files;
+    if (session.canWrite && !explorer.count) return add(files); // an empty collection finds nothing
     if (files.length === 1 && !file.webkitRelativePath && !/\.(zip|tar|parquet)$/i.test(file.name))
       return bar.searchFile(file);
     if (!session.canWrite) return say('Drop one image to search with it.', {error: true});
-    const add = button('upload.strong', `Add to ${name}`, async () => {
+    const start = button('upload.strong', `Add to ${name}`, () => {
       dialog.close();
-      const {addFiles} = await import('./uploads.js');
-      await addFiles(info, files);
-      await Promise.all([explorer.load(), session.changed()]);
+      add(files);
     });
     const dialog = openDialog(
       `Add ${count(files.length, 'file')}?`,
-      make('div.stack', make('p', 'To search, drop one image.'), make('div.tools', add)),
+      make('div.stack', make('p', 'To search, drop one image.'), make('div.tools', start)),
     );
-    add.focus();
+    start.focus();
   };
   const shortcut = (/** @type {KeyboardEvent} */ event) => {
     if (
@@ -144,7 +148,14 @@ export async function showExplore(main, name, address, session) {
     event.preventDefault();
   };
   document.addEventListener('keydown', shortcut);
-  onDrop({text: `Drop an image to search with it, or several to add them to ${name}`, take: drop});
+  onDrop({
+    get text() {
+      return session.canWrite && !explorer.count
+        ? `Drop images to add them to ${name}`
+        : `Drop an image to search with it, or several to add them to ${name}`;
+    },
+    take: drop,
+  });
   document.addEventListener('paste', paste);
 
   explorer.load().then(() => {

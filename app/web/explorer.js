@@ -3,7 +3,7 @@
 // Events: `rows` (items were loaded or changed), `view` (other rows, or another order), `selection`, `query`, `focus`,
 // `color` (the map is colored by another key).
 import {pages, path, rest} from './api.js';
-import {edits} from './edits.js';
+import {edits, follow} from './edits.js';
 import {passing, restFilter} from './filters.js';
 import {Rows} from './rows.js';
 
@@ -72,6 +72,7 @@ export class Explorer extends EventTarget {
     this._search = null;
     for (const [event, show] of /** @type {const} */ ([
       ['metadata', this._written],
+      ['items', this._read],
       ['deleted', this._deleted],
     ])) {
       edits.addEventListener(
@@ -83,6 +84,7 @@ export class Explorer extends EventTarget {
         {signal: this.closing},
       );
     }
+    follow(this.name, info.durable_seq, this.closing, () => this.load());
   }
 
   /** Aborted when the screen is left. */
@@ -221,6 +223,18 @@ export class Explorer extends EventTarget {
     this.emit('view');
   }
 
+  /** Number of items of the collection. */
+  get count() {
+    const {rows, info} = this;
+    return rows.complete ? rows.ids.length - rows.deleted.size : info.count;
+  }
+
+  /** Why nothing is shown. */
+  get whyEmpty() {
+    if (!this.count) return 'This collection is empty.';
+    return this.filters.size || this.where || this.area ? 'No image passes the filters.' : 'There is no other image.';
+  }
+
   // ---- search
 
   get isSearching() {
@@ -345,6 +359,13 @@ export class Explorer extends EventTarget {
   /** @param {{values: import('./edits.js').Values}} written */
   _written({values}) {
     this.rows.set(values);
+    this._arrange();
+    this.emit('rows');
+  }
+
+  /** @param {{items: Map<string, Record<string, any>>}} read */
+  _read({items}) {
+    this.rows.take([...items].map(([id, metadata]) => ({id, metadata})));
     this._arrange();
     this.emit('rows');
   }

@@ -24,7 +24,8 @@ const NAMES = /** @type {Record<string, string>} */ ({
 export function nameOf(key) {
   const [, kind, field] = /^(predicted|confidence)_(.+)$/.exec(key) ?? [];
   if (kind) return kind === 'predicted' ? `Predicted ${field}` : `Confidence in ${field}`;
-  return key === 'size' ? 'File size, bytes' : (key.startsWith('inspection.') && NAMES[key.slice(11)]) || key;
+  const found = key.startsWith('inspection.') ? key.slice(11) : '';
+  return key === 'size' ? 'File size, bytes' : Object.hasOwn(NAMES, found) ? NAMES[found] : key;
 }
 
 /** Whether this program has found the values of a key, and not a person. @param {string} key */

@@ -2,13 +2,18 @@
 //
 //   duplicates, duplicates/3, leaks, leaks/0, outliers, suspects, next, problems/blurred, cluster/2, overlap/3/5
 import {path, rest} from './api.js';
+import {count} from './dom.js';
 import {fieldOf} from './explorer.js';
+
+const MOST_CHANGES = 10_000; // that are counted
 
 /**
  * @typedef {object} Inspection
  * @property {number} number
  * @property {number} made seconds since 1970
  * @property {number} items
+ * @property {number} seq of the last change before it
+ * @property {number | null} fields_seq of the change that wrote the findings into the metadata
  * @property {boolean} current whether the collection has not changed since
  * @property {string} truncated what is missing in findings that are too long for an answer; '' for nothing
  * @property {any} findings as in findings.json of `nnclr inspect`
@@ -129,6 +134,25 @@ export async function itemsOf(name, inspection, finding) {
     default:
       return null;
   }
+}
+
+/**
+ * A sentence on the items that came or went since an inspection; '' if none did.
+ * @param {string} name of the collection @param {Inspection} inspection
+ */
+export async function changesSince(name, {current, number, seq, fields_seq: fields}) {
+  if (current) return '';
+  const query = {since: fields ?? seq, limit: MOST_CHANGES};
+  const [{changes, next, last}, {ids}] = await Promise.all([
+    rest('GET', path(name, 'changes'), {query}),
+    once(`${path(name, 'inspections', String(number))}/ids`),
+  ]).catch(() => [{changes: [], next: 0, last: 1}, {ids: []}]); // without a log, or one that reaches back so far
+  const before = new Set(ids),
+    ops = [...new Map(changes.map((/** @type {{id: string, op: string}} */ one) => [one.id, one.op]))];
+  const came = ops.filter(([id, op]) => op === 'upsert' && !before.has(id)).length,
+    went = ops.filter(([id, op]) => op === 'delete' && before.has(id)).length;
+  const parts = [came && `${count(came, 'image')} came`, went && `${count(went, 'image')} went`].filter(Boolean);
+  return next === last && parts.length ? `Since then, ${parts.join(' and ')}.` : 'The collection has changed since.';
 }
 
 /**

@@ -138,9 +138,7 @@ class ImageGrid extends HTMLElement {
     scroller.scrollTop = line ? line.top + offset : 0;
     if (!explorer.searching) this.classList.remove('waiting'); // else this layout is of the matches before
     this.empty.hidden = view.length > 0 || !explorer.rows.complete;
-    this.empty.textContent = explorer.rows.ids.length
-      ? 'No image passes the filters.'
-      : 'This collection is empty: drop images here.';
+    this.empty.textContent = explorer.whyEmpty + (explorer.count || !this.labels ? '' : ' Drop images here.');
     this._draw();
   }
 

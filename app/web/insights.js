@@ -1,18 +1,17 @@
 // The page Insights: what the newest inspection of a collection found. Each finding opens its images in Explore.
-import {imageUrl, path, rest} from './api.js';
+import {imageUrl, lookup, path, rest} from './api.js';
 import {collectionChoice} from './collection_choice.js';
 import {deleteItems} from './deletion.js';
 import {button, count, make, sayError} from './dom.js';
-import {edits, write} from './edits.js';
+import {edits, follow, write} from './edits.js';
 import {encoderCard} from './encoders.js';
-import {duplicates, inspect, newest, predictions, running} from './findings.js';
+import {changesSince, duplicates, inspect, newest, predictions, running} from './findings.js';
 import {jobBar} from './jobs.js';
 import {typed} from './labels.js';
 import {changed, flat} from './rows.js';
 
 const SHOWN = 24; // images or groups of a finding; Explore shows all
 const CLASSES = 14; // rows and columns of the matrix
-const AT_ONCE = 1000; // items in one request
 
 /** @typedef {import('./findings.js').Inspection} Inspection */
 /** @typedef {{labels: Int32Array, predicted: Int32Array}} Predictions */
@@ -32,14 +31,15 @@ export async function showInsights(main, name, session) {
   const closing = new AbortController();
   /** @type {Shown | null} */
   let shown = null;
-  for (const event of ['metadata', 'deleted']) {
+  for (const event of ['metadata', 'items', 'deleted']) {
     edits.addEventListener(
       event,
       written => {
-        const {collection, values, ids} = /** @type {CustomEvent} */ (written).detail;
+        const {collection, values, items, ids} = /** @type {CustomEvent} */ (written).detail;
         if (collection !== name || !shown) return;
         for (const [id, own] of values ?? [])
           if (shown.items.has(id)) shown.items.set(id, changed(shown.items.get(id), own));
+        for (const [id, metadata] of items ?? []) if (shown.items.has(id)) shown.items.set(id, flat(metadata));
         for (const id of ids ?? []) shown.items.delete(id);
         shown.redraw();
       },
@@ -59,7 +59,7 @@ export async function showInsights(main, name, session) {
   const load = async () => {
     const inspection = await newest(name);
     run.replaceChildren(
-      ...runner(name, inspection, session.canWrite, load, session.canWrite ? await running(name) : undefined),
+      ...(await runner(name, inspection, session.canWrite, load, session.canWrite ? await running(name) : undefined)),
     );
     if (!inspection)
       return body.replaceChildren(
@@ -80,6 +80,7 @@ export async function showInsights(main, name, session) {
     });
     now.redraw();
   };
+  follow(name, (await rest('GET', path(name))).durable_seq, closing.signal, load);
   await load().finally(() => {
     encoders.hidden = false;
   });
@@ -94,7 +95,7 @@ export async function showInsights(main, name, session) {
  * @param {() => Promise<void>} reload
  * @param {string} [job] that runs already
  */
-function runner(name, inspection, canWrite, reload, job) {
+async function runner(name, inspection, canWrite, reload, job) {
   const bar = jobBar('Inspecting');
   const go = async () => {
     start.disabled = true;
@@ -115,8 +116,7 @@ function runner(name, inspection, canWrite, reload, job) {
   const when =
     inspection && new Date(1000 * inspection.made).toLocaleString('en', {dateStyle: 'medium', timeStyle: 'short'});
   const state = inspection
-    ? `${count(inspection.items, 'image')} inspected on ${when}. ` +
-      (inspection.current ? '' : 'The collection has changed since.')
+    ? `${count(inspection.items, 'image')} inspected on ${when}. ` + (await changesSince(name, inspection))
     : '';
   return [make('p.note', {role: 'status'}, state), canWrite ? start : '', bar.element];
 }
@@ -141,14 +141,7 @@ async function metadataOf(name, {findings}) {
       ...[...findings.label_next, ...findings.image_problems].map(one => one.item),
     ]),
   ];
-  const items = new Map();
-  for (let start = 0; start < ids.length; start += AT_ONCE) {
-    const page = await rest('POST', path(name, 'lookup'), {
-      json: {ids: ids.slice(start, start + AT_ONCE), with_vector: false},
-    });
-    for (const {id, metadata} of page.items) items.set(id, flat(metadata));
-  }
-  return items;
+  return new Map([...(await lookup(name, ids))].map(([id, metadata]) => [id, flat(metadata)]));
 }
 
 /** Draw again; the focus stays at its place among the suspect labels. @param {HTMLElement} body @param {Shown} shown */

@@ -1,6 +1,6 @@
 // Labels of a metadata key, and the keys 1 to 9 that give them.
 import {ApiError, path, rest} from './api.js';
-import {button, count, keyed, make, openDialog, sayError, textButton} from './dom.js';
+import {button, count, keepPage, keyed, make, openDialog, sayError, textButton} from './dom.js';
 import {write} from './edits.js';
 
 const KEYS = 9;
@@ -64,7 +64,7 @@ export class Labels extends EventTarget {
     } = this;
     this.keys = keys;
     this.dispatchEvent(new Event('keys'));
-    this.saving = this.saving
+    const saved = this.saving
       .then(async () => {
         if (field !== this.field) return;
         try {
@@ -81,6 +81,7 @@ export class Labels extends EventTarget {
         }
       })
       .catch(sayError);
+    this.saving = keepPage(saved);
   }
 
   /** Give labels without a key the free keys, and then those of labels that no image has. */
@@ -125,11 +126,8 @@ export class Labels extends EventTarget {
         explorer: {rows: all, name},
         field,
       } = this,
-      who = rows.length === 1 ? all.title(rows[0]) : count(rows.length, 'image');
-    const values = new Map(rows.map(row => [all.ids[row], {[field]: label}]));
-    return write(name, label === null ? `${who}: ${field} removed` : `${who}: ${field} ${label}`, values, id =>
-      all.of(id),
-    );
+      values = new Map(rows.map(row => [all.ids[row], {[field]: label}]));
+    return write(name, label === null ? `${field} removed` : `${field} ${label}`, values, id => all.of(id));
   }
 
   /** Ask for a label of items. @param {number[]} rows */
@@ -168,11 +166,20 @@ export class Labels extends EventTarget {
           give: null,
         }));
       if (found.firstChild !== own) return; // the file or a column has changed since
-      const whole = make('input', {type: 'checkbox', checked: others.length > 0});
+      const choices = others.map(({name, types}) => ({
+        name,
+        box: make('input', {type: 'checkbox', checked: true}),
+        type: make(
+          'select',
+          {'aria-label': `Type of ${name}`},
+          types.map((/** @type {string} */ type) => make('option', type)),
+        ),
+      }));
+      const chosen = () => new Map(choices.filter(one => one.box.checked).map(one => [one.name, one.type.value]));
       found.replaceChildren(
         make('p', text),
-        others.length ? make('label.row', whole, `Write the other columns, too: ${others.join(', ')}`) : '',
-        give ? textButton('Write the labels', () => (dialog.close(), give(whole.checked)), 'button.strong') : '',
+        ...choices.map(({name, box, type}) => make('div.tools', make('label.row', box, `Write ${name} as`), type)),
+        give ? textButton('Write the labels', () => (dialog.close(), give(chosen())), 'button.strong') : '',
       );
     };
     const give = (/** @type {any} */ label) => {
@@ -246,8 +253,9 @@ export class Labels extends EventTarget {
   /**
    * Let the server find the images that a table names.
    * @param {File} file @param {string} pathColumn of ids or paths, or '' @param {string} labelColumn or ''
-   * @returns {Promise<{text: string, columns: string[], give: ((whole: boolean) => void) | null}>} a description, the
-   *   other columns, and what gives the labels, if there are any
+   * @returns {Promise<{text: string, columns: {name: string, types: string[]}[], give: ((types: Map<string, string>) =>
+   *   void) | null}>} a description, the other columns with the types that fit, the best first, and what gives the
+   *   labels, if there are any, with these columns
    */
   async readTable(file, pathColumn, labelColumn) {
     const {
@@ -278,16 +286,27 @@ export class Labels extends EventTarget {
       ? (await read({label_column: null, columns: columns.slice(0, MAX_COLUMNS)})).values
       : {};
     const left = lost ? `; ${count(lost, 'line')} of unknown images, such as ${first}` : '';
-    const give = (/** @type {boolean} */ whole) => {
-      const ids = new Set([...Object.keys(labels), ...(whole ? Object.keys(more) : [])]);
-      const values = new Map([...ids].map(id => [id, {...(whole ? more[id] : {}), ...labels[id]}]));
-      write(name, `${count(values.size, 'image')} labeled${left}`, values, id => all.of(id));
+    const give = (/** @type {Map<string, string>} */ types) => {
+      const values = new Map();
+      for (const [id, own] of Object.entries(more)) {
+        const chosen = Object.entries(own).filter(([column]) => types.has(column));
+        const typed = chosen.map(([column, value]) => [column, as(types.get(column), value)]);
+        if (typed.length) values.set(id, Object.fromEntries(typed));
+      }
+      for (const [id, own] of Object.entries(labels)) values.set(id, {...values.get(id), ...own});
+      write(name, `labeled${left}`, values, id => all.of(id));
     };
     return {
       text:
         `${file.name} labels ${count(Object.keys(labels).length, 'image')}; ` +
         `${count(others, 'image')} not in it${left}.`,
-      columns,
+      columns: columns.slice(0, MAX_COLUMNS).map((/** @type {string} */ name) => ({
+        name,
+        types: typesOf(
+          Object.values(more).flatMap(own => own[name] ?? []),
+          all.column(name).values,
+        ),
+      })),
       give: Object.keys(labels).length || Object.keys(more).length ? give : null,
     };
   }
@@ -349,13 +368,30 @@ function padded(keys) {
   return Array.from({length: KEYS}, (_, place) => keys[place] ?? null);
 }
 
+/** Types of values that fit all of a column, the best first. @param {any[]} values @param {any[]} known that exist */
+export function typesOf(values, known) {
+  const fits = (/** @type {(text: string) => boolean} */ test) => values.length > 0 && values.map(String).every(test);
+  const types = ['text'];
+  if (fits(text => ['true', 'false'].includes(text))) types.unshift('true or false');
+  if (fits(text => text.trim() !== '' && Number.isFinite(Number(text)))) types.unshift('number');
+  const isText = known.some(one => typeof one === 'string') || values.some(one => /^0\d/.test(one)); // such as a zip code
+  return isText ? types.toReversed() : types;
+}
+
+/** @param {string | undefined} type of `typesOf` @param {any} value one, or a list @returns {any} */
+export function as(type, value) {
+  if (Array.isArray(value)) return value.map(one => as(type, one));
+  return type === 'number' ? Number(value) : type === 'text' ? String(value) : String(value) === 'true';
+}
+
 /**
  * @param {string} text
  * @param {any[]} values that exist
  * @returns {any} the value that reads so, else one of the type that all have
  */
 export function typed(text, values) {
-  const same = values.find(value => String(value) === text),
+  text = text.normalize(); // composed and decomposed letters look the same
+  const same = values.find(value => String(value).normalize() === text),
     all = (/** @type {string} */ type) => values.length > 0 && values.every(value => typeof value === type);
   if (same !== undefined) return same;
   if (all('number') && text.trim() !== '' && Number.isFinite(Number(text))) return Number(text);

@@ -5,6 +5,7 @@ import './drops.js';
 import {announce, edits, redo, undo, undoable} from './edits.js';
 
 const TABS = {explore: 'Explore', insights: 'Insights', collections: 'Collections', training: 'Training', api: 'API'};
+const LISTED = 10; // changes that can be undone
 const OF_COLLECTIONS = ['explore', 'insights'];
 const main = /** @type {HTMLElement} */ (document.getElementById('main'));
 
@@ -117,14 +118,27 @@ async function start() {
 // ---- undo
 
 const undoButton = iconButton('undo', 'Undo', () => undo());
+const changes = make('div.menu.stack', {id: 'changes', popover: true}),
+  changesButton = iconButton('clock', 'Last changes', () => {});
+changesButton.setAttribute('popovertarget', changes.id);
 const drawUndo = () => {
-  const text = undoable();
-  undoButton.hidden = text === undefined;
-  undoButton.title = `Undo ${text} (Ctrl+Z)`;
+  const last = undoable().slice(0, LISTED);
+  undoButton.hidden = changesButton.hidden = !last.length;
+  undoButton.title = `Undo ${last[0]?.text} (Ctrl+Z)`;
+  changes.replaceChildren(
+    make('p.note', 'Undo one change:'),
+    ...last.map(edit =>
+      textButton(`${edit.collection}: ${edit.text}`, () => {
+        changes.hidePopover();
+        undo(edit);
+      }),
+    ),
+  );
 };
 edits.addEventListener('history', drawUndo);
-edits.addEventListener('deleted', () => session.changed().then(() => announce('counts')));
-document.getElementById('state')?.before(undoButton);
+for (const event of ['items', 'deleted'])
+  edits.addEventListener(event, () => session.changed().then(() => announce('counts')));
+document.getElementById('state')?.before(undoButton, changesButton, changes);
 drawUndo();
 addEventListener('keydown', event => {
   const typing = /** @type {Element} */ (event.target).closest(

@@ -3,7 +3,7 @@
 import {pages, path, rest} from './api.js';
 import {iconButton, keyed, later, make, sayError, textButton} from './dom.js';
 import {endsOf} from './facets.js';
-import {inspect, running} from './findings.js';
+import {changesSince, inspect, running} from './findings.js';
 import {nameOf, passing, short} from './filters.js';
 import {jobBar} from './jobs.js';
 import {COLORED, PLAIN, colorOf, cssColor, shade} from './palette.js';
@@ -110,10 +110,11 @@ class ItemMap extends HTMLElement {
     }
     const own = `${all}/${number}`;
     const about = await rest('GET', own);
-    const [{ids}, places, added] = await Promise.all([
+    const [{ids}, places, added, since] = await Promise.all([
       rest('GET', `${own}/ids`),
       rest('GET', `${own}/coordinates`, {as: 'buffer'}),
       about.current ? [] : placements(own),
+      changesSince(explorer.name, about),
     ]);
     this.rows = Int32Array.from([...ids, ...added.map(one => one.id)], id => explorer.rows.rowOf.get(id) ?? -1);
     this.tools.hidden = false;
@@ -121,9 +122,7 @@ class ItemMap extends HTMLElement {
     this.scatter.setPlaces(Float32Array.from([...new Float32Array(places), ...added.flatMap(one => [one.x, one.y])]));
     this.islands = this._findIslands();
     this._fillKeys();
-    this.note.replaceChildren(
-      about.current ? '' : this._start('The collection has changed since.', 'Arrange again', job),
-    );
+    this.note.replaceChildren(since && this._start(since, 'Arrange again', job));
     this._color();
   }
 
@@ -133,7 +132,7 @@ class ItemMap extends HTMLElement {
       keys = explorer.rows.keys;
     if (!this.scatter || keys.join() === this.keys) return;
     this.keys = keys.join();
-    const kept = localStorage.getItem(`color ${explorer.name}`) ?? 'label';
+    const kept = localStorage.getItem(`color ${explorer.name}`) ?? explorer.field;
     this.colorBy.replaceChildren(
       make('option', {value: ''}, 'One color'),
       ...keys.map(key => make('option', {value: key}, `Color by ${nameOf(key)}`)),

@@ -253,8 +253,7 @@ class Probe {
       return isFree && classified.has(id) && own[`confidence_${field}`] >= SURE;
     });
     const values = new Map(sure.map(id => [id, {[field]: rows.of(id)?.[`predicted_${field}`]}]));
-    if (sure.length)
-      await write(name, `${count(sure.length, 'image')} labeled by the probe`, values, id => rows.of(id));
+    if (sure.length) await write(name, 'labeled by the probe', values, id => rows.of(id));
     else say('No image without a label has a prediction that is sure.');
     return true;
   }
@@ -292,9 +291,7 @@ class Probe {
         }
         progress.value = values.size;
       }
-      await write(explorer.name, `${count(values.size, 'image')}: ${predicted} and ${confidence}`, values, id =>
-        explorer.rows.of(id),
-      );
+      await write(explorer.name, `${predicted} and ${confidence}`, values, id => explorer.rows.of(id));
       return classified;
     } catch (error) {
       sayError(error);

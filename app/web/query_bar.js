@@ -128,7 +128,7 @@ class QueryBar extends HTMLElement {
     this.chips.replaceChildren(...chips);
     const matches = explorer.matches;
     if (!explorer.isSearching || !matches) {
-      const all = explorer.rows.complete ? explorer.rows.ids.length - explorer.rows.deleted.size : explorer.info.count;
+      const all = explorer.count;
       this.verdict.textContent =
         explorer.view.length === all
           ? count(all, 'image')
@@ -138,7 +138,7 @@ class QueryBar extends HTMLElement {
     const [best] = matches.values();
     const text =
       best === undefined
-        ? 'No image passes the filters.'
+        ? explorer.whyEmpty
         : explorer.hasMore
           ? `${matches.size}+ matches.`
           : matches.size === MAX_MATCHES

@@ -56,6 +56,12 @@ export class Rows {
     return row;
   }
 
+  /** Take items as the server has them now. @param {Iterable<{id: string, metadata: Record<string, any>}>} items */
+  take(items) {
+    for (const {id, metadata} of items) this.deleted.delete(this.add(id, metadata));
+    this._columns.clear();
+  }
+
   /**
    * Load all items, page by page.
    * @param {AbortSignal} signal
@@ -63,12 +69,14 @@ export class Rows {
    */
   async load(signal, onPage) {
     let cursor = null;
+    const seen = new Set();
     do {
       const page = await rest('GET', path(this.name, 'items'), {query: {limit: cursor ? PAGE : FIRST, cursor}, signal});
-      for (const {id, metadata} of page.items) this.add(id, metadata);
+      for (const {id} of page.items) seen.add(id);
+      this.take(page.items);
       cursor = page.cursor;
-      this._columns.clear();
       this.complete = cursor === null;
+      if (this.complete) this.deleted = new Set([...this.ids.keys()].filter(row => !seen.has(this.ids[row])));
       onPage();
     } while (cursor !== null && this.ids.length < MAX_ROWS);
   }
@@ -101,8 +109,7 @@ export class Rows {
 
   /** Name of an item for people. @param {number} row */
   title(row) {
-    const metadata = this.metadata[row];
-    return String(metadata.path ?? metadata.name ?? this.ids[row]);
+    return titleOf(this.ids[row], this.metadata[row]);
   }
 
   /** Text of a value; the id of an item is shown as its name. @param {any} value */
@@ -138,6 +145,11 @@ export class Rows {
   }
 }
 
+/** Name of an item for people. @param {string} id @param {Record<string, any>} metadata */
+export function titleOf(id, metadata) {
+  return String(metadata.path ?? metadata.name ?? id);
+}
+
 /**
  * Metadata with paths as keys instead of objects: {camera: {model: 'X'}} is {'camera.model': 'X'}; as in filters, a key
  * that is written so comes first.
@@ -149,10 +161,15 @@ export function flat(metadata, prefix = '') {
   const inner = Object.entries(metadata).flatMap(([key, value]) =>
     isObject(value) ? Object.entries(flat(value, `${prefix}${key}.`)) : [[prefix + key, value]],
   );
-  return Object.fromEntries([
+  return plain([
     ...inner,
     ...(prefix ? [] : Object.entries(metadata).filter(([key, value]) => key.includes('.') && !isObject(value))),
   ]);
+}
+
+/** An object without inherited keys: an item has no value of `constructor`. @param {any[][]} entries */
+function plain(entries) {
+  return Object.assign(Object.create(null), Object.fromEntries(entries));
 }
 
 /** @param {any} value */
@@ -167,9 +184,8 @@ function isObject(value) {
  * @returns {Record<string, any>}
  */
 export function changed(metadata, values) {
-  return Object.fromEntries(
-    Object.entries({...metadata, ...values}).filter(([key, value]) => !(key in values && value === null)),
-  );
+  const own = new Set(Object.keys(values));
+  return plain(Object.entries({...metadata, ...values}).filter(([key, value]) => !own.has(key) || value !== null));
 }
 
 /** @param {string} key @param {Record<string, any>[]} metadata @returns {Column} */

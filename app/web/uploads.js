@@ -2,7 +2,7 @@
 // They continue while other pages of the app are shown. One that fails, is stopped, or is cut off by a reload can
 // continue.
 import {ApiError, finished, newKey, path, rest} from './api.js';
-import {button, count, make, say, textButton} from './dom.js';
+import {button, count, keepPage, make, say, textButton} from './dom.js';
 import {fieldOf} from './explorer.js';
 import {discard, forget, remember, unfinished, unfinishedOf} from './unfinished.js';
 
@@ -29,10 +29,6 @@ export const IMPORTED = Object.keys(KINDS)
 export const shown = new Map();
 /** Collections and files of the uploads that run, or whose end is shown. @type {Map<string, string>} */
 const seen = new Map();
-let running = 0;
-addEventListener('beforeunload', event => {
-  if (running) event.preventDefault();
-});
 
 /**
  * Show an upload's progress, and do it.
@@ -44,10 +40,9 @@ async function begin(upload, act, again) {
   const view = new View(`Adding ${upload.label} to ${upload.collection}`);
   shown.set(upload.collection, view.element);
   seen.set(upload.collection, upload.files);
-  running++;
   dispatchEvent(new Event('uploads'));
   try {
-    view.end(await act(view));
+    view.end(await keepPage(act(view)));
     forget(upload);
   } catch (error) {
     const stopped = view.abort.signal.aborted;
@@ -57,7 +52,6 @@ async function begin(upload, act, again) {
     );
     if (!(error instanceof JobError)) view.element.append(choice(upload, 'Continue', again));
   }
-  running--;
   dispatchEvent(new Event('uploads'));
 }
 
@@ -344,5 +338,9 @@ function metadataOf(file) {
   const parts = (file.webkitRelativePath || file.name).split('/');
   if (parts.length < 2) return {name: file.name};
   const inner = parts.slice(1);
-  return {name: file.name, path: inner.join('/'), ...(inner.length > 1 ? {label: inner[inner.length - 2]} : {})};
+  return {
+    name: file.name,
+    path: inner.join('/'),
+    ...(inner.length > 1 ? {label: inner[inner.length - 2].normalize()} : {}),
+  };
 }

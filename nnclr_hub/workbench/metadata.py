@@ -12,6 +12,7 @@ The client imports this module, without Pillow.
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Collection as Container
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,16 @@ def patch_of(
     return patch
 
 
+def _delete_emptied(patch: dict[str, Any], metadata: Any) -> None:
+    """Let a patch delete the objects that it empties, so that after a.b.c is deleted no {"a": {"b": {}}} is left."""
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            inside = held if isinstance(metadata, Mapping) and isinstance(held := metadata.get(key), Mapping) else {}
+            _delete_emptied(value, inside)
+            if value and all(one is None for one in value.values()) and inside.keys() <= value.keys():
+                patch[key] = None
+
+
 def patches_of(
     collection: Collection, values: ById, expected: ById | None = None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]] | None]:
@@ -88,6 +99,8 @@ def patches_of(
             for made in (patches, conditions or {}):
                 if item.id in made:
                     made[item.id] = patch_of(item.id, item.metadata, made[item.id], literal)
+            if item.id in patches:
+                _delete_emptied(patches[item.id], item.metadata)
     return patches, conditions
 
 
@@ -162,8 +175,9 @@ def path_of(item: Item) -> str:
 def typed(text: str, known: Sequence[Any]) -> Any:
     """Return the known value that reads like a text, else one of the type that all known values have.
 
-    So a class that is a number stays a number.
+    So a class that is a number stays a number. Composed and decomposed letters, which look the same, are one text.
     """
+    text = unicodedata.normalize("NFC", text)
     for value in known:
         if _text(value) == text:
             return value
@@ -181,4 +195,5 @@ def typed(text: str, known: Sequence[Any]) -> Any:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    number = isinstance(value, float) and value.is_integer()
+    return str(int(value)) if number else unicodedata.normalize("NFC", str(value))

@@ -12,6 +12,7 @@ globalThis.document = {
 };
 globalThis.addEventListener = () => {};
 globalThis.localStorage = {getItem: () => null, setItem() {}};
+globalThis.sessionStorage = globalThis.localStorage;
 globalThis.HTMLElement = class {};
 globalThis.matchMedia = () => ({});
 globalThis.customElements = {define() {}};
@@ -30,7 +31,7 @@ const {Scatter} = await import(`${WEB}/scatter.js`);
 const {Rows, flat, changed} = await import(`${WEB}/rows.js`);
 const {nameOf, passing, restFilter, textOf} = await import(`${WEB}/filters.js`);
 const {percent, similarity} = await import(`${WEB}/dom.js`);
-const {typed} = await import(`${WEB}/labels.js`);
+const {as, typed, typesOf} = await import(`${WEB}/labels.js`);
 const {rest} = await import(`${WEB}/api.js`);
 const {interval} = await import(`${WEB}/probe_panel.js`);
 const {differenceOf} = await import(`${WEB}/encoders.js`);
@@ -62,12 +63,24 @@ test('tiles fill the width in equal columns, and headings begin a line', () => {
 });
 
 test('nested metadata are keys with points; a key that is written so comes first', () => {
-  assert.deepEqual(flat({cam: {model: 'X', lens: {f: 2}}, 'cam.model': 'Y', a: [1]}), {
-    'cam.model': 'Y',
-    'cam.lens.f': 2,
-    a: [1],
-  });
-  assert.deepEqual(changed({a: 1, b: 2}, {b: null, c: 3}), {a: 1, c: 3});
+  assert.deepEqual(
+    {...flat({cam: {model: 'X', lens: {f: 2}}, 'cam.model': 'Y', a: [1]})},
+    {'cam.model': 'Y', 'cam.lens.f': 2, a: [1]},
+  );
+  assert.deepEqual({...changed({a: 1, b: 2}, {b: null, c: 3})}, {a: 1, c: 3});
+});
+
+test('keys that every object inherits are keys like others', () => {
+  for (const key of ['constructor', 'hasOwnProperty', '__proto__', 'toString']) {
+    const rows = rowsOf({}, JSON.parse(`{"${key}": "q"}`));
+    assert.equal(nameOf(`inspection.${key}`), `inspection.${key}`);
+    assert.deepEqual(rows.column(key).values, ['q']);
+    assert.equal(rows.of('id0')[key], undefined);
+    rows.set(new Map([['id0', {[key]: 'q'}]]));
+    assert.equal(rows.of('id0')[key], 'q');
+    rows.set(new Map([['id0', {[key]: null}]]));
+    assert.deepEqual(Object.keys(rows.of('id0')), []);
+  }
 });
 
 test('values are sorted by frequency, numbers are numeric, and a color stays', () => {
@@ -140,6 +153,26 @@ test('a text gets the type of the existing values', () => {
   assert.deepEqual(
     [typed('3', [3, 4]), typed('5', [3, 4]), typed('5', ['a']), typed('true', [false]), typed('x', [])],
     [3, 5, '5', true, 'x'],
+  );
+});
+
+test('letters that look the same are the same label', () => {
+  const [composed, decomposed] = ['\u00e9', 'e\u0301'];
+  assert.equal(typed(composed, [decomposed]), decomposed);
+  assert.equal(typed(decomposed, [composed]), composed);
+  assert.equal(typed(decomposed, []), composed);
+});
+
+test('a column of a table has the types that fit all of its cells, the best first', () => {
+  assert.deepEqual(typesOf(['7', '1.5'], []), ['number', 'text']);
+  assert.deepEqual(typesOf(['07', '1.5'], []), ['text', 'number']);
+  assert.deepEqual(typesOf(['7', '1.5'], ['8']), ['text', 'number']);
+  assert.deepEqual(typesOf(['true', 'false'], []), ['true or false', 'text']);
+  assert.deepEqual(typesOf(['7', 'x'], []), ['text']);
+  assert.deepEqual(typesOf([], []), ['text']);
+  assert.deepEqual(
+    [as('number', '07'), as('text', 7), as('true or false', 'true'), as('number', ['1', '2'])],
+    [7, '7', true, [1, 2]],
   );
 });
 

@@ -131,6 +131,32 @@ def drop(page, paths, where: str) -> None:
         session.send("Input.dispatchDragEvent", {"type": kind, **place, "data": data})
 
 
+def test_an_image_that_is_dropped_on_an_empty_collection_is_added(opened, served, photos):
+    served.bench.store.create("empty", served.bench.collection("photos").spec)
+    page = opened(path="/#/explore/empty", allowed=("401", "404"))
+    log_in(page)
+    page.locator(".empty:has-text('Drop images here')").wait_for()
+    drop(page, sorted((photos / "cat").iterdir())[:1], ".scroller")
+    page.wait_for_selector(".tile img[src]")
+    assert served.bench.collection("empty").count() == 1
+    page.locator(".sheet").focus()
+    page.keyboard.press("s")
+    page.locator(".verdict:has-text('no other image')").wait_for()
+    assert "filters" not in page.locator("image-grid").inner_text()
+    page.get_by_role("button", name="End the search").click()
+    page.locator(".tile").first.wait_for()
+    page.locator(".sheet").focus()
+    page.keyboard.press("l")
+    page.get_by_role("combobox", name="Label", exact=True).fill("x")
+    page.keyboard.press("Enter")
+    page.locator(".message:has-text('label x')").wait_for()
+    served.bench.drop("empty")
+    page.keyboard.press("Control+z")
+    page.locator(".message.error").wait_for()
+    page.keyboard.press("Control+z")
+    page.locator(".message:has-text('nothing to undo')").wait_for()
+
+
 def test_dropped_files_are_added_where_they_are_dropped(opened, served, photos, tmp_path):
     folder = tmp_path / "holidays"
     for label in ("cat", "dog"):

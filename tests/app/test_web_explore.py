@@ -238,6 +238,9 @@ def test_a_hostile_label_is_only_text(explore, served):
 
 def test_results_are_near_the_top_of_a_phone(explore):
     page = explore(**PHONE)
+    buttons = page.locator(":is(.start, .arrange) :is(.button, summary):visible")
+    assert set(buttons.all_inner_texts()) == {""}
+    assert len({button.locator("path").get_attribute("d") for button in buttons.all()}) == buttons.count() > 4
     page.locator(".tile").nth(2).tap()
     page.get_by_role("button", name="Find similar images").first.tap()
     found(page)

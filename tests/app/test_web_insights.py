@@ -254,3 +254,22 @@ def test_encoders_are_compared(insights, served):
     shown = encoders.locator("tbody td:nth-child(2)").all_inner_texts()
     assert [float(text.split("%")[0]) for text in shown] == [round(100 * one["linear"][0], 1) for one in scores]
     assert encoders.locator("tbody tr").first.inner_text().endswith("in use")
+
+
+def test_what_came_and_went_since_the_inspection_is_counted(insights, served, kept):
+    photos = served.bench.collection("photos")
+    gone = photos.get(kept.ids[-2:])
+    photos.delete([item.id for item in gone])
+    photos.upsert([replace(gone[0], id="new", metadata={})])
+    photos.update_each({id: {"kind": "ab"[k % 2]} for k, id in enumerate(kept.ids[:9])})
+    try:
+        page = insights()
+        page.request.put(f"{served.url}/api/v1/collections/photos/label-keys", data={"field": "kind", "labels": []})
+        text = "Since then, 1 image came and 2 images went."
+        page.locator(f".note:has-text('{text}')").wait_for()
+        page.goto(f"{served.url}/#/explore/photos")
+        page.locator(f"item-map .note:has-text('{text}')").wait_for()
+        assert page.get_by_label("Color by").input_value() == "kind", "the key that is labeled"
+    finally:
+        photos.delete(["new"])
+        photos.upsert(gone)

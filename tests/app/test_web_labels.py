@@ -161,11 +161,18 @@ def test_each_change_is_undone_by_keys(labeling, collection, tmp_path):
     undo(page)
     assert [read(collection, id, "thing") for id in shown[:5]] == ["dog", "dog", "cat", "cat", None]
     page.get_by_role("link", name="API").click()  # the changes of a page are undone on any other
-    for _ in range(3):
-        undo(page)
+    page.reload()
+    undo(page)
+    page.get_by_label("Last changes").click()
+    changes = page.locator(".menu:popover-open button")
+    assert ["thing dog" in text for text in changes.all_inner_texts()] == [False, True]
+    changes.last.click()
+    page.locator(".message:has-text('Undone'):has-text('thing dog')").wait_for()
+    assert [read(collection, shown[place], "thing") for place in (0, 2)] == ["cat", "cat"]
+    undo(page)
     assert {item.id: item.metadata for item in collection.get(shown)} == before
     undo(page, "nothing to undo")
-    for place, label in ((0, "dog"), (2, "cat")):  # again, in the order in which they were made
+    for place, label in ((2, "cat"), (0, "dog")):  # again, what was undone last first
         with page.expect_response("**/items"):
             page.keyboard.press("Control+Shift+Z")
         assert read(collection, shown[place], "thing") == label
@@ -220,19 +227,24 @@ def test_a_table_of_a_spreadsheet_is_read(labeling, collection, tmp_path):
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_the_other_columns_of_a_table_become_metadata(labeling, collection, tmp_path, whole):
+def test_the_chosen_columns_of_a_table_become_metadata_of_their_type(labeling, collection, tmp_path, whole):
     page = labeling("thing", {"0": "cat"})
     shown = ids(page)
     before = {item.id: item.metadata for item in collection.get(shown)}
     table = tmp_path / "labels.csv"
     table.write_text(
-        "id,label,split\n" + "".join(f"{id},dog,{('train', 'test')[k % 2]}\n" for k, id in enumerate(shown))
+        "id,label,split,age,zip,left\n"
+        + "".join(f"{id},dog,{('train', 'test')[k % 2]},{k}.5,0{k},x\n" for k, id in enumerate(shown))
     )
     focus(page, 0)
     choose_table(page, table)
-    page.get_by_label("Write the other columns, too: split").set_checked(whole)
+    for column in ("split", "age", "zip"):
+        page.get_by_label(f"Write {column} as").set_checked(whole)
+    page.get_by_label("Write left as").uncheck()
+    page.get_by_label("Type of zip").select_option("number")
     write_labels(page)
-    assert [read(collection, id, "split") for id in shown[:2]] == (["train", "test"] if whole else [None, None])
+    values = [[read(collection, id, column) for column in ("split", "age", "zip", "left")] for id in shown[:2]]
+    assert values == ([["train", 0.5, 0, None], ["test", 1.5, 1, None]] if whole else [[None] * 4] * 2)
     if whole:
         page.locator("[data-facet=split] .facet").nth(1).wait_for()
     undo(page)
@@ -292,6 +304,71 @@ def test_undo_and_redo_keep_what_another_tab_wrote(labeling, explore, collection
     two.keyboard.press("Control+Shift+Z")
     two.wait_for_selector(".message:has-text('Not done again'):has-text('thing cat')")
     assert read(collection, ids(one)[5], "thing") == "cat"
+
+
+def test_labels_that_were_not_sent_hold_the_page(labeling, collection):
+    page = labeling("thing", {"0": "cat"})
+    shown = ids(page)
+    held: list[Any] = []
+    page.route("**/items", lambda route: held.append(route) if route.request.method == "PATCH" else route.continue_())
+    focus(page, 1)
+    with page.expect_request("**/items"):
+        page.keyboard.press("1")
+    page.keyboard.press("1")
+    with page.expect_event("dialog") as asked:
+        page.evaluate("() => void setTimeout(() => location.reload())")
+    assert asked.value.type == "beforeunload"
+    asked.value.dismiss()
+    page.route("**/items", lambda route: route.continue_())
+    held[0].continue_()
+    page.wait_for_selector(f"[data-id='{shown[2]}'] .tag:not(:empty)")
+    assert [read(collection, id, "thing") for id in shown[:4]] == ["cat", "cat", "cat", None]
+    page.reload()  # without a dialog, which would fail the test
+    page.wait_for_selector(".tile img")
+
+
+def test_a_message_counts_what_the_server_wrote(labeling, collection):
+    page = labeling("thing", {"0": "cat"})
+    shown, number = ids(page), collection.count()
+    collection.delete([shown[1]])
+    press(page, 1, "1")
+    message = page.locator(".message.error:has-text('Nothing was written')")
+    message.wait_for()
+    assert message.get_by_role("button", name="Undo").count() == 0
+    page.wait_for_selector(f"[data-id='{shown[1]}']", state="detached")
+    collection.delete([shown[2]])
+    focus(page, 0)
+    page.keyboard.press("Control+a")
+    page.keyboard.press("1")
+    page.locator(f".message:has-text('{number - 2} images: thing cat. 1 image was deleted')").wait_for()
+    collection.delete([shown[3]])
+    undo(page)
+    page.wait_for_selector(f"[data-id='{shown[3]}']", state="detached")
+    assert [read(collection, id, "thing") for id in (shown[0], shown[4])] == ["cat", None]
+    collection.delete([shown[4]])
+    page.keyboard.press("Delete")
+    page.locator("dialog[open] .danger").click()
+    page.locator(f".message:has-text('{number - 4} images deleted. 1 image was')").wait_for()
+    assert collection.count() == 0
+    page.locator(".empty:has-text('This collection is empty')").wait_for()
+
+
+def test_a_tab_shows_what_others_wrote_when_it_gets_the_focus(labeling, collection):
+    page = labeling("thing", {"0": "cat"})
+    shown, number = ids(page), collection.count()
+    [item] = collection.get([shown[3]])
+    for new in ({shown[1]: {"thing": "zebra"}}, {shown[1]: {"thing": "lynx"}}):
+        collection.update_each(new)
+        collection.delete([shown[2]])
+        collection.upsert([type(item)(f"another-{len(new)}", item.vector, {"thing": "owl"}, item.thumbnail)])
+        page.evaluate("dispatchEvent(new Event('focus'))")
+        page.locator(f"[data-id='{shown[1]}'] .tag:text-is('{new[shown[1]]['thing']}')").wait_for()
+        page.wait_for_selector(f"[data-id='{shown[2]}']", state="detached")
+        page.wait_for_function(f"() => document.querySelector('.verdict').textContent === '{number} images'")
+    collection.upsert([type(item)(shown[2], item.vector, item.metadata, item.thumbnail)])
+    page.evaluate("dispatchEvent(new Event('focus'))")
+    page.wait_for_selector(f"[data-id='{shown[2]}']")
+    collection.delete(["another-1"])
 
 
 def test_a_double_click_opens_the_image_under_its_first_click(explore):
