@@ -22,8 +22,7 @@ def bad_jpegs() -> list[tuple[bytes, int]]:
 
 def waits_with_bad_jpegs(url: str, ordinary: bytes, seconds: float) -> list[float]:
     """Send ordinary images one after the other while two clients send bad ones; return the seconds that each took."""
-    end, stopped, waits = time.monotonic() + seconds, threading.Event(), []
-    files = bad_jpegs()
+    stopped, waits, files = threading.Event(), [], bad_jpegs()
 
     def send_bad(first: int) -> int:
         number = first
@@ -37,8 +36,9 @@ def waits_with_bad_jpegs(url: str, ordinary: bytes, seconds: float) -> list[floa
     with ThreadPoolExecutor(2) as threads, httpx.Client(base_url=url, timeout=120) as client:
         client.post("/api/v1/embed", files={"files": ordinary}).raise_for_status()
         bad = [threads.submit(send_bad, first) for first in range(2)]
+        end = time.monotonic() + seconds
         try:
-            while time.monotonic() < end:
+            while not waits or time.monotonic() < end:
                 begun = time.monotonic()
                 client.post("/api/v1/embed", files={"files": ordinary}).raise_for_status()
                 waits.append(time.monotonic() - begun)
