@@ -9,7 +9,7 @@ CLIENTS = openai langchain-openai llama-index-embeddings-openai litellm haystack
 CRASH = $(addprefix tests/store/test_, crash.py power_loss.py damage.py disk_full.py state_machine.py \
 	readers_during_compaction.py)
 
-.PHONY: demo test clients slow check generate docs mutate gpu crash soak bench clean
+.PHONY: demo test clients slow check generate docs mutate gpu crash soak bench lines clean
 
 demo: $(VENV)/.demo  ## index a gallery, then serve the web page on http://127.0.0.1:8000
 	$(BIN)/nnclr demo --port $(PORT) $(ARGS)
@@ -69,6 +69,11 @@ bench: $(VENV)/.dev  ## run the main benchmarks; each prints its command and its
 	$(BIN)/python benchmarks/folder.py
 	$(BIN)/python benchmarks/store.py
 	$(BIN)/python benchmarks/startup.py
+
+lines:  ## print the lines of Python by room, and the longest files
+	@git ls-files '*.py' | xargs wc -l | awk '$$2 != "total" { n = split($$2, part, "/"); \
+		room[n > 2 ? part[1] "/" part[2] : part[1]] += $$1 } END { for (name in room) print room[name], name }' | sort -nr
+	@git ls-files '*.py' | xargs wc -l | sort -nr | sed -n 2,21p
 
 # uv resolves in seconds, and picks the CPU build of torch where there is no NVIDIA GPU. Where it cannot be installed, or
 # pytorch.org cannot be reached, pip installs the build of PyPI. A second call of a target installs nothing.

@@ -66,8 +66,15 @@ def _is_awaited(node: ast.stmt) -> bool:
         and not node.name.startswith("_")
         and node.name not in ("collection", "close")
         and not node.decorator_list
-        and not any(isinstance(part, ast.Yield | ast.YieldFrom) for part in ast.walk(node))
+        and not _is_generator(node)
     )
+
+
+def _is_generator(function: ast.FunctionDef) -> bool:
+    """Return whether a function yields outside of the functions that it defines."""
+    inner = [part for part in ast.walk(function) if isinstance(part, ast.FunctionDef) and part is not function]
+    of_inner = {id(part) for one in inner for part in ast.walk(one)}
+    return any(isinstance(part, ast.Yield | ast.YieldFrom) and id(part) not in of_inner for part in ast.walk(function))
 
 
 class _Builtins(ast.NodeTransformer):

@@ -10,6 +10,7 @@ Making an invalid request raises InvalidRequest. This module imports neither tor
 from __future__ import annotations
 
 import hashlib
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -119,10 +120,10 @@ def _conformed(value: Any, kind: Any) -> Any:
     if origin is Literal:
         valid = any(type(value) is type(one) and value == one for one in members)
     elif origin in (int, float):
-        most = sys.float_info.max
-        valid = isinstance(value, Real) and not isinstance(value, bool) and -most <= value <= most
+        number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
+        valid = -sys.float_info.max <= number <= sys.float_info.max
         if valid and origin is int:
-            return int(value) if value % 1 == 0 else WRONG
+            return int(number) if number % 1 == 0 else WRONG
     elif origin is Sequence:
         valid = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         valid = valid and all(_conformed(one, members[0]) is not WRONG for one in value)
