@@ -374,7 +374,8 @@ export function typesOf(values, known) {
   const types = ['text'];
   if (fits(text => ['true', 'false'].includes(text))) types.unshift('true or false');
   if (fits(text => text.trim() !== '' && Number.isFinite(Number(text)))) types.unshift('number');
-  const isText = known.some(one => typeof one === 'string') || values.some(one => /^0\d/.test(one)); // such as a zip code
+  // such as a zip code
+  const isText = known.some(one => typeof one === 'string') || values.some(one => /^0\d/.test(one));
   return isText ? types.toReversed() : types;
 }
 
