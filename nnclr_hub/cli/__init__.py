@@ -25,7 +25,7 @@ def main() -> None:
 
 
 def _end_process(code: int) -> None:
-    # as Python does, but without freeing every object of torch, which takes seconds
+    # this ends the process as Python does, but does not free every object of torch, which takes seconds
     threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing ends its processes
     atexit._run_exitfuncs()
     with suppress(OSError):  # Python reports a closed pipe

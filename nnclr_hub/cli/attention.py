@@ -197,7 +197,7 @@ def _output_paths(image: Path, targets: list[Path], to: Path) -> list[Path]:
 
 
 def _refuse_to_overwrite(outputs: list[Path], images: list[Path]) -> None:
-    # maps of earlier calls and their arrays, which carry no marker themselves, are replaced
+    # maps of earlier calls may be replaced, and their arrays, which have no mark of their origin
     from nnclr_hub.encoder.attention.maps import is_map_file
 
     inputs = {path.resolve() for path in images}

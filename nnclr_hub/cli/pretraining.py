@@ -147,7 +147,7 @@ def pretrain(
 
 
 def _load_plugins(files: list[Path]) -> None:
-    # which imports torch; without any, an invalid name is reported sooner
+    # this imports torch; without plug-ins an invalid name is reported sooner
     if files:
         load_program("training", "plugins").load_plugins(files)
 

@@ -153,10 +153,12 @@ class RemoteProbes:
                 body |= {"collection": collection, "ids": check_ids(ids)}
             parts = len(body.get("vectors", body.get("ids", ())))
             answer = self._connection.send(Call("POST", path, json=body, parts=parts))
-            return answer.read(_read_labelings) if answer.status < 300 else list(answer.failures.values())
+            return answer.read(_read_labelings) if answer.status < 300 else [answer.failures[i] for i in range(parts)]
         results: list[Any] = [None] * len(images)
         files, fields = files_of(images, results), {"top": str(top)}
-        send_files(self._connection, path, files, results, _read_labelings, fields=lambda _: fields)
+        send_files(
+            self._connection, path, files, results, _read_labelings, fields=lambda _: fields, failed=lambda error: error
+        )
         return results
 
     def export(self, name: str, folder: str | Path) -> Path:

@@ -68,6 +68,7 @@ def send_files(
     results: list[Any],
     read: Callable[[Any], Iterable[Any]],
     *,
+    failed: Callable[[NNCLRHubError], NNCLRHubError] = image_error,
     fields: Callable[[list[int]], Mapping[str, str]] = lambda positions: {},
     extra: Callable[[int], int] = lambda position: 0,
     params: Mapping[str, str] = {},
@@ -80,6 +81,7 @@ def send_files(
     Args:
         files: each with its position in `results`.
         read: returns an entry for each file of a request from the JSON of its answer.
+        failed: returns the entry of a file from its error.
         fields: what a request says about the files at these positions. extra: bytes of that for one of them.
     """
 
@@ -97,7 +99,7 @@ def send_files(
             send(batch[half:])
             return
         if answer.status >= 300:
-            entries: list[Any] = [image_error(answer.failures[i]) for i in range(len(parts))]
+            entries: list[Any] = [failed(answer.failures[i]) for i in range(len(parts))]
         else:
             entries = answer.read(lambda body: list(read(body)))
         for i, entry in zip(positions, entries, strict=True):

@@ -146,7 +146,7 @@ def decode_scaled(
 def _narrow(image: Image.Image) -> Image.Image:
     """Return an image of a caller in 8 bits. Until it is loaded, all bits can be read from its file.
 
-    A loaded image has the high bytes that Pillow keeps. Pillow loads an ICO when it opens it.
+    Of a loaded image, Pillow has dropped the low bytes, and of an ICO when it was opened; the result has the high ones.
     """
     if not getattr(image, "tile", None):
         return image

@@ -183,9 +183,13 @@ def find_units(given: Sequence[str | Path]) -> list[tuple[str, ...]]:
 def _only_archives(place: str) -> list[str]:
     """Return the archives in a folder, here or at an address, if it has no images."""
     if is_address(place):
-        found, _ = _remote_files(place)
-        images = "" in found or any(map(is_image, found))
-        return [] if images else [f"{place.rstrip('/')}/{path}" for path in _archives_of(found)]
+        files, root = open_file_system(place)
+        with reading(place), suppress(FileNotFoundError):  # which is reported when the unit is opened
+            if files.info(root)["type"] != "directory":
+                return []
+            if not any(is_image(name) for _, _, names in files.walk(root) for name in names):  # up to the first one
+                return [f"{place.rstrip('/')}/{path}" for path in _archives_of(_remote_files(place)[0])]
+        return []
     return [] if not os.path.isdir(place) or _has_images(place) else list(map(str, archives_in(place)))
 
 

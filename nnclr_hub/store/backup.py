@@ -275,7 +275,7 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
     """Remove all backups but the newest ones; return how many, and the bytes of the chunks that were removed.
 
     Backups that cannot be read do not count. Damaged ones are removed when they are older than those that are kept. No
-    chunk is removed next to others, because they may use it.
+    chunk is removed while other unreadable backups exist, because they may use it.
     """
     sound, unreadable = [], dict[str, StoreError]()
     for id in place.ids():

@@ -45,6 +45,7 @@ _LONG = 1000  # characters
 EARTH = 6_371_008.8  # meters, the mean radius
 _CLAUSES = ("must", "should", "must_not")
 COMPARISONS = ("gt", "gte", "lt", "lte")
+DATE_LENGTH = 50  # of usual dates, which are kept
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 ABSENT: Any = object()  # the value of a key that an item lacks
 
@@ -264,11 +265,15 @@ def rounded(value: Any) -> Any:
     return value
 
 
-@lru_cache(1 << 12)  # the conditions of a filter read the same dates
 def instant(text: Any) -> int | None:
     """Return microseconds since 1970 of a date or time in ISO 8601; None for anything else."""
     if not isinstance(text, str):
         return None
+    return _instant(text) if len(text) <= DATE_LENGTH else _instant.__wrapped__(text)
+
+
+@lru_cache(1 << 12)  # the conditions of a filter read the same dates
+def _instant(text: str) -> int | None:
     try:
         moment = datetime.fromisoformat(text)
         since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH

@@ -74,16 +74,6 @@ def patch_of(
     return patch
 
 
-def _delete_emptied(patch: dict[str, Any], metadata: Any) -> None:
-    """Let a patch delete the objects that it empties, so that after a.b.c is deleted no {"a": {"b": {}}} is left."""
-    for key, value in patch.items():
-        if isinstance(value, dict):
-            inside = held if isinstance(metadata, Mapping) and isinstance(held := metadata.get(key), Mapping) else {}
-            _delete_emptied(value, inside)
-            if value and all(one is None for one in value.values()) and inside.keys() <= value.keys():
-                patch[key] = None
-
-
 def patches_of(
     collection: Collection, values: ById, expected: ById | None = None
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]] | None]:
@@ -99,8 +89,6 @@ def patches_of(
             for made in (patches, conditions or {}):
                 if item.id in made:
                     made[item.id] = patch_of(item.id, item.metadata, made[item.id], literal)
-            if item.id in patches:
-                _delete_emptied(patches[item.id], item.metadata)
     return patches, conditions
 
 

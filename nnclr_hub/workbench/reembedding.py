@@ -364,7 +364,7 @@ class _Copying:
 
 
 def _record(metadata: Mapping[str, Any]) -> list[Any]:
-    # the pixels, or else which file they are in
+    # an image is known by its pixels, or else by its file
     if PIXEL_HASH in metadata:
         return [metadata[PIXEL_HASH]]
     return [metadata.get(key) for key in _FILE]

@@ -12,12 +12,11 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from numbers import Real
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
@@ -121,9 +120,14 @@ def _conformed(value: Any, kind: Any) -> Any:
         valid = any(type(value) is type(one) and value == one for one in members)
     elif origin in (int, float):
         number: Any = value if isinstance(value, Real) and not isinstance(value, bool) else math.nan
-        valid = -sys.float_info.max <= number <= sys.float_info.max
+        try:
+            valid = math.isfinite(number)
+        except OverflowError:  # a whole number that no float holds
+            valid = False
         if valid and origin is int:
             return int(number) if number % 1 == 0 else WRONG
+    elif origin is str and isinstance(value, PurePath):
+        return str(value)
     elif origin is Sequence:
         valid = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         valid = valid and all(_conformed(one, members[0]) is not WRONG for one in value)
@@ -136,11 +140,11 @@ def _words(kind: Any) -> str:
     """Return how a sentence calls the values of a type."""
     origin, members = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
-        return " or ".join(map(_words, members))
+        return " or ".join(_words(one) for one in members if one is not type(None))
     if origin is Literal:
-        return ", ".join(map(str, members))
-    words = WORDS_OF_TYPES.get(origin) or f"a {origin.__name__}"
-    return f"{words} with each entry {_words(members[0])}" if origin is Sequence else words
+        return " or ".join(map(repr, members))
+    words = WORDS_OF_TYPES.get(origin) or f"of the type {origin.__name__}"
+    return f"{words}, in which each value is {_words(members[0])}" if origin is Sequence else words
 
 
 # ---- images and collections

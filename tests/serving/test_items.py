@@ -223,18 +223,6 @@ def test_a_label_keeps_its_type_and_goes_where_filters_read_it(client, collectio
     assert (after["i2"]["cam"], after["i3"]["cam.model"], "cam" in after["i3"]) == ({"model": 1}, 1, False)
 
 
-def test_a_deleted_path_leaves_no_empty_objects(client, collection, labeled):
-    before = held(client, collection)
-    for values, others in (
-        ({"a.b.c": "q"}, {"a.b.c": None}),
-        ({"cam.x.y": 1, "cam.z": 2}, {"cam.z": None, "cam.x.y": None}),
-    ):
-        for each in (others, values, others):
-            answer = client.patch(f"{collection}/items", json={"each": dict.fromkeys(before, each), "by_path": True})
-            assert answer.json() == {"updated": len(before)}, answer.text
-        assert held(client, collection) == before
-
-
 def test_letters_that_look_the_same_are_the_same_label(client, collection, labeled):
     for number, form in enumerate(("NFD", "NFC")):
         text = f"id,label\ni{number}," + unicodedata.normalize(form, "Küche") + "\n"

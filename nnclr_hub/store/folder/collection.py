@@ -317,7 +317,7 @@ class EmbeddedCollection(Collection):
     # ---- life
 
     def close(self, *, keep: bool = True) -> None:
-        """Save the index if enough has changed, and close the files; without `keep`, its file is about to go."""
+        """Save the index if enough has changed, and close the files; without `keep`, its file will be deleted."""
         check_process(self._pid)  # first: a thread that the fork has not copied may hold the lock for ever
         with self._life:
             if not self._closed:

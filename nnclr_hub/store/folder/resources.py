@@ -123,7 +123,7 @@ class Resources:
             durable_seq=index.seq if writer is None else writer.last.seq,
             indexed_seq=index.seq,
             index=index.main.kind.name,
-            state="closed" if self.connections.closed is not None else self.state,
+            state="closed" if self.connections.closed else self.state,
             index_bytes=index.nbytes,
             file_bytes=bytes_of_database(self._path),
             disk_free=free_bytes(self._path),
@@ -222,14 +222,15 @@ class Connections:
         self._used = 0
         self._counting = threading.Lock()
         self._pid = os.getpid()
-        self.closed: StoreError | None = None
+        self.closed = False
+        self._keep = True
 
     @contextmanager
     def reader(self) -> Iterator[sqlite3.Connection]:
         """Provide a connection in a read transaction: everything in the block sees the same state."""
         check_process(self._pid)
-        if self.closed is not None:
-            raise self.closed
+        if self.closed:
+            raise closed_error(keep=self._keep)
         with self._counting:
             self._used += 1
         connection = None
@@ -243,7 +244,7 @@ class Connections:
                 yield connection
         finally:
             if connection is not None:
-                if self.closed is not None or len(self._idle) >= MAX_IDLE:
+                if self.closed or len(self._idle) >= MAX_IDLE:
                     connection.close()
                 else:
                     self._idle.append(connection)
@@ -252,7 +253,8 @@ class Connections:
 
     def close(self, *, keep: bool) -> None:
         """Close idle connections now, and the others when they are returned."""
-        self.closed = closed_error(keep=keep)
+        self._keep = keep
+        self.closed = True
         with suppress(IndexError):  # another thread may take the last one
             while True:
                 self._idle.pop().close()

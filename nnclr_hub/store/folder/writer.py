@@ -215,7 +215,7 @@ class Writer:
 
 
 def closed_error(*, keep: bool) -> StoreError:
-    """Return the error for a call on a closed collection; without `keep`, its file is not that of the name any more."""
+    """Return the error for a call on a closed collection; without `keep`, it was dropped or replaced."""
     if keep:
         return StoreClosed("The collection is closed, because its store is; open the store again.")
     return CollectionNotFound("The collection was dropped or repaired while it was in use; open it again by name.")
