@@ -48,7 +48,7 @@ from .run import Origin, Run, claim, disk_errors
 from .setup import Setup
 from .step import Stepper
 from .time_limit import TimedEpochs, epochs_follow_time
-from .verdict import Verdict
+from .verdict import TRAINED, Verdict
 
 NO_ENCODER = "none"  # --init none: random weights
 
@@ -188,18 +188,21 @@ def pretrain(
         run, schedule = _plan(out, ready, learner, ranks, from_encoder=start is not None)
 
         # ------------------------------------------------------------------------ resume
-        trained_before = False
+        trained_before = rescored = False
         if saved is not None:
             check_same_run(saved, recipe, ready.files, init, out, ready.teacher)
             restore(run, saved, ready.files, console)
             terms = terms or saved["terms"]
             trained_before = run.finished
-            if trained_before and not evaluation_changed(saved, recipe):
+            rescored = evaluation_changed(saved, recipe)
+            verdict = Verdict.read(out)  # None if the run was killed after its last checkpoint
+            complete = verdict is not None and (not verdict.kept or (out / TRAINED).is_dir())
+            if trained_before and complete and not rescored:
                 console.print(
                     f"{out} is finished after {counted(run.steps, 'step')}; the encoder is in {out / 'encoder'}.",
                     highlight=False,
                 )
-                return PretrainResult(True, run.step, run.scores, Verdict.read(out))
+                return PretrainResult(True, run.step, run.scores, verdict)
             console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)
         ranks.require_equal(
             images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
@@ -218,9 +221,10 @@ def pretrain(
             called = Callbacks([called, TimedEpochs(until, chosen, schedule, recorder.write_run, console)])
         called.on_start(run)
         try:
-            if trained_before:  # only the exported encoder's input has changed
+            if trained_before:  # the exported encoder's input has changed, or the verdict is missing
                 recorder.start()
-                recorder.evaluate()
+                if rescored:
+                    recorder.evaluate()
                 recorder.save()
             else:
                 with recorder.paused():

@@ -175,7 +175,10 @@ class Recorder:
         run.ranks.wait_for_first()
 
     def finish(self) -> None:
-        """Reach the verdict of the finished run, and write it into run.json, the encoder and the report."""
+        """Reach the verdict of the finished run, and write it into the encoder, run.json and the report.
+
+        `--resume` takes a run as finished once run.json has the verdict, so it is written after the encoders.
+        """
         run = self._run
         if not run.ranks.first:
             return
@@ -187,11 +190,11 @@ class Recorder:
         same_input = parent is not None and parent.transform.preprocessing == run.recipe.preprocessing
         log, init = self._monitor.lines, self._origin.init
         run.verdict = judge(self._references, init, run.recipe, log, run.steps, same_input=same_input)
-        self.write_run()
         self._export()
         shutil.rmtree(run.out / TRAINED, ignore_errors=True)
         if run.verdict.kept and parent is not None:
             keep_parent(run, parent)
+        self.write_run()
         write_report([run.out], run.out / "report.html")
         self._console.print(f"verdict: {run.verdict.sentence}", style="bold", highlight=False)
         done = f"done: the encoder is in {run.out / 'encoder'}, the report in {run.out / 'report.html'}"

@@ -21,7 +21,7 @@ from typing import Any
 import timm
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 
 import nnclr_hub
 from nnclr_hub.cache import is_in_cache
@@ -30,6 +30,8 @@ from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, NoRoom, RunExists
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.hub.layout import HEADS, read_weights
+from nnclr_hub.hub.sources import resolve
 from nnclr_hub.method import Learner
 from nnclr_hub.publish.export import export_model
 from nnclr_hub.publish.provenance import DIRTY, NO_LICENSE, parent_record
@@ -262,9 +264,18 @@ def export_encoder(run: Run, about: Mapping[str, Any]) -> None:
 
 
 def keep_parent(run: Run, parent: Encoder) -> None:
-    """Copy RUN/encoder to RUN/trained, and replace it by the encoder that the run started from."""
+    """Copy RUN/encoder to RUN/trained, and replace it by the encoder that the run started from, with its heads."""
     assert run.verdict is not None
-    shutil.copytree(run.out / "encoder", run.out / TRAINED)
+    half = run.out / f"{TRAINED}.part"
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(run.out / "encoder", half)
+    half.rename(run.out / TRAINED)
+    heads: dict[str, dict[str, Tensor]] = {}
+    folder = resolve(run.verdict.kept).folder
+    if folder is not None and (folder / HEADS).is_file():
+        for name, value in read_weights(folder, HEADS).items():
+            head, _, key = name.partition(".")
+            heads.setdefault(head, {})[key] = value
     recipe, verdict = run.recipe, dataclasses.replace(run.verdict, below_parent=False)
     export_model(
         parent.backbone,
@@ -272,6 +283,7 @@ def keep_parent(run: Run, parent: Encoder) -> None:
         architecture=recipe.backbone,
         model_args=recipe.model_args,
         preprocessing=recipe.preprocessing,
+        heads=heads,
         provenance={"parents": [parent_record(parent.name, parent)], "verdict": verdict.record},
         graph=False,
     )

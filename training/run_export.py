@@ -33,6 +33,7 @@ from .evals.task import evaluation_sets
 from .evaluation import LabeledSet, scores_of
 from .recipes import Recipe
 from .run import CHECKPOINT
+from .verdict import TRAINED
 
 TOLERANCE = 0.001  # for an accuracy in [0, 1]
 FLIPS = 2  # images of a small set that rounding may assign to another class
@@ -83,8 +84,8 @@ def export(
         console: console for progress; default standard error.
 
     Raises:
-        InvalidRequest: the run has no such network or support set, `folder` holds something else, or the encoder is
-            worse than its parent.
+        InvalidRequest: the run has no such network or support set, or kept its starter; `folder` holds something else,
+            or the encoder is worse than its parent.
         CheckpointError: the checkpoint is missing or damaged.
         WeightsMismatch: the weights are incomplete, or score differently from the run on the same images.
     """
@@ -92,6 +93,11 @@ def export(
     require_free(folder)
     source = encoder_of(Path(run))
     verdict = read_config(source).nnclr.get("verdict") or {}
+    # other networks and the support set belong to the trained weights
+    if verdict.get("kept") and source != Path(run) and (encoder or support_set):
+        raise InvalidRequest(
+            f"{source} is the starter, which the run did not improve; export {Path(run) / TRAINED} for the trained one."
+        )
     about, parts = _select_parts(Path(run), source, encoder, support_set=support_set)
     if verdict.get("below_parent") and not force:
         raise InvalidRequest(

@@ -64,9 +64,9 @@ def info_nce(
             the sum. The paper finds no effect on accuracy.
         anchor: "target" as in eq. 3; "prediction" takes the predictions as rows and the targets of the batch as
             columns, as MoCo v3 does.
-        groups: (B,) int64 of the targets, and of the predictions, -1 where unknown. Negatives of a row are the columns
-            of its group, and those of unknown group; of a row of unknown group, all columns. If the positive is of
-            another group, a network that forgets groups has the lower loss. None: all columns.
+        groups: (B,) int64 of the targets, and of the predictions, -1 where unknown. The negatives of a row are the
+            columns of its group and the columns of unknown group. A row of unknown group has all columns as negatives.
+            If the positive is of another group, a network that forgets groups has the lower loss. None: all columns.
         gather: collects the columns over the ranks of a distributed run.
 
     Returns:

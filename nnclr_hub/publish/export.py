@@ -76,7 +76,7 @@ def export_model(
     architecture: str,
     model_args: Mapping[str, Any] | None = None,
     preprocessing: Preprocessing,
-    heads: Mapping[str, nn.Module] | None = None,
+    heads: Mapping[str, nn.Module | Mapping[str, Tensor]] | None = None,
     provenance: Mapping[str, Any] | None = None,
     dtype: str = "fp32",
     graph: bool | None = None,
@@ -87,7 +87,7 @@ def export_model(
 
     Args:
         model_args: the arguments of `create_backbone`.
-        heads: by name, which continued training needs.
+        heads: by name, which continued training needs; networks, or their weights.
         provenance: the block "nnclr" of config.json; the card shows its "metrics".
         graph: write network.onnx, with which the encoder embeds without torch; None: if the packages for it are
             installed.
@@ -100,9 +100,10 @@ def export_model(
     """
     require_free(Path(folder))
     state = _converted(backbone.state_dict(), dtype)
-    head_state = {
-        f"{name}.{key}": value for name, head in (heads or {}).items() for key, value in head.state_dict().items()
+    head_states = {
+        name: head if isinstance(head, Mapping) else head.state_dict() for name, head in (heads or {}).items()
     }
+    head_state = {f"{name}.{key}": value for name, head in head_states.items() for key, value in head.items()}
     name, arguments = timm_name(architecture), dict(model_args or {})
     if sized(name) and preprocessing.input_size != default_side(name):
         arguments.setdefault("img_size", preprocessing.input_size)  # parameters depend on it

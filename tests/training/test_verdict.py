@@ -7,18 +7,19 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from rich.console import Console
 from tiny_runs import FAST, nnclr, recipe, stop_in_step
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.hub.layout import read_config
+from nnclr_hub.hub.layout import HEADS, read_config, read_weights
 from nnclr_hub.hub.registry import default_model
 from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.export import export_model
 from nnclr_hub.table_rows import LabelTable
-from training import ablate
+from training import ablate, recorder
 from training.callbacks import Callback
 from training.evals.task import read_task
 from training.monitor import read_lines, read_log
@@ -189,11 +190,19 @@ def test_auto_starts_from_the_free_starter_and_keeps_its_input_and_heads(photos,
     assert verdict_of(done).scores[FREE_STARTER] > 0.5
 
 
-def auto_from(parent, photos, out, labels=None, callbacks=()) -> Verdict:
+def auto_from(parent, photos, out, labels=None, callbacks=(), *, resume=False) -> Verdict:
     """Run a few steps of `auto` from an encoder."""
     settings = ["epochs=0.3", "batch_size=8", "image_size=32", "pack_size=32", "precision=fp32"]
     done = pretrain(
-        "auto", [photos], out, settings=settings, init=str(parent), labels=labels, callbacks=callbacks, console=QUIET
+        "auto",
+        [photos],
+        out,
+        settings=settings,
+        init=str(parent),
+        labels=labels,
+        callbacks=callbacks,
+        resume=resume,
+        console=QUIET,
     )
     return verdict_of(done)
 
@@ -212,9 +221,57 @@ def test_auto_keeps_the_encoder_that_it_does_not_improve(photos, flat, model, tm
     assert fingerprint(tmp_path / "run" / "trained") != fingerprint(model)
     export(tmp_path / "run", tmp_path / "kept")
     assert fingerprint(tmp_path / "kept") == fingerprint(model)
+    for network, support_set in (("online", False), ("momentum", False), (None, True)):
+        with pytest.raises(InvalidRequest) as refused:
+            export(tmp_path / "run", tmp_path / "mixed", encoder=network, support_set=support_set)
+        assert str(tmp_path / "run" / "trained") in str(refused.value)
+    export(tmp_path / "run" / "trained", tmp_path / "trained", encoder="online", force=True)
+    assert fingerprint(tmp_path / "trained") == fingerprint(tmp_path / "run" / "trained")
+    about = read_config(tmp_path / "trained").nnclr
+    assert (about["recipe"], about["verdict"]["kept"]) == ("auto", str(model))
     if labeled:
         with pytest.raises(InvalidRequest):
             export(tmp_path / "run" / "trained", tmp_path / "worse")
+
+
+@pytest.mark.parametrize("where", ["keep_parent", "write_run_json"])
+def test_a_run_that_was_killed_before_its_verdict_reaches_it_by_resume(flat, model, tmp_path, where):
+    class Kill(Callback):
+        def on_step(self, run, result):
+            if run.finished:
+                patch.setattr(recorder, where, stop)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    run = tmp_path / "run"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        auto_from(model, flat[0], run, callbacks=[Forget(), Kill()])
+    assert Verdict.read(run) is None
+    verdict = auto_from(model, flat[0], run, resume=True)
+    assert verdict.kept == str(model)
+    assert verdict == Verdict.read(run)
+    assert verdict.sentence in (run / "report.html").read_text()
+    assert fingerprint(run / "encoder") == fingerprint(model)
+    assert fingerprint(run / "trained") != fingerprint(model)
+    assert not (run / "trained.part").exists()
+
+
+def test_a_kept_encoder_has_the_heads_of_its_parent(flat, model, tmp_path):
+    encoder = load_encoder(model, device="cpu", backend="torch")
+    heads = {"projection": {"0.weight": torch.ones(2, 3)}, "prediction": {"0.weight": torch.zeros(3, 2)}}
+    parent = export_model(
+        encoder.backbone,
+        tmp_path / "parent",
+        architecture="resnet18",
+        model_args=read_config(model).model_args,
+        preprocessing=encoder.transform.preprocessing,
+        heads=heads,
+        graph=False,
+    )
+    assert auto_from(parent, flat[0], tmp_path / "run").kept == str(parent)
+    kept, given = (read_weights(folder, HEADS) for folder in (tmp_path / "run" / "encoder", parent))
+    torch.testing.assert_close(kept, given, rtol=0, atol=0)
 
 
 def test_auto_changes_an_encoder_that_it_improves(photos, tmp_path):
