@@ -36,7 +36,11 @@ document.addEventListener('visibilitychange', () => {
     const texts = list.toReversed().map(edit => JSON.stringify(edit, asLists));
     return `[${texts.filter(text => (size += text.length) < MOST_STORED).toReversed()}]`;
   });
-  sessionStorage.setItem(STORED, `[${lists}]`);
+  try {
+    sessionStorage.setItem(STORED, `[${lists}]`);
+  } catch {
+    sessionStorage.removeItem(STORED); // it is full; a reload must not offer older lists
+  }
 });
 let turn = Promise.resolve();
 let closeMessage = () => {};
@@ -118,9 +122,9 @@ async function revert(edit, from, to) {
     const {others, gone} = await send(own.collection, values, new Map(expected), false, done);
     from.splice(place, 1);
     const [[, later] = []] = others;
-    const note = later
-      ? ` ${count(others.size, 'image')} changed since, such as to ${textOf(later)}, and stayed so.`
-      : '';
+    const changed = count(others.size, 'image was', 'images were') + ' changed to other values',
+      left = `${others.size === 1 ? 'was' : 'were'} not ${isUndo ? 'undone' : 'done again'}`;
+    const note = later ? ` ${changed}, such as ${textOf(later)}, and ${left}.` : '';
     const what = isUndo ? (done.size ? 'Undone' : 'Not undone') : done.size ? 'Done again' : 'Not done again';
     closeMessage = say(`${what}: ${own.text}.${note}${missing(gone.length, gone[0])}`, {
       seconds: note || gone.length ? 12 : 6,
@@ -206,19 +210,27 @@ export async function refresh(collection, ids) {
  * @param {() => Promise<void>} reload reads everything again
  */
 export function follow(collection, seq, signal, reload) {
-  /** @type {string | null} */
-  let log = null;
+  const changes = (/** @type {Record<string, any>} */ query) =>
+    rest('GET', path(collection, 'changes'), {query, signal});
+  const logAfter = (/** @type {number} */ since) =>
+    changes({since, limit: 1}).then(
+      page => page.log,
+      () => null,
+    );
+  /** A collection that is created again or restored has another. @type {Promise<string | null>} */
+  let log = logAfter(seq);
   const read = async () => {
-    const changes = rest('GET', path(collection, 'changes'), {query: {since: seq, limit: MANY, log}, signal});
-    const page = await changes.catch(error => {
+    const known = await log;
+    const page = await changes({since: seq, limit: MANY, log: known}).catch(error => {
       if (error.code !== 'changes_unavailable') throw error;
       return null;
     });
     const last = page?.last ?? (await rest('GET', path(collection), {signal})).durable_seq;
-    if (!page || page.next < last) await reload();
+    const now = page?.log ?? (await logAfter(last));
+    if (!page || known === null || page.next < last) await reload();
     else if (page.changes.length)
       await refresh(collection, [...new Set(page.changes.map((/** @type {{id: string}} */ one) => one.id))]);
-    [seq, log] = [last, page?.log ?? null];
+    [seq, log] = [last, Promise.resolve(now)];
   };
   const onFocus = () =>
     inTurn(read).catch(error => {

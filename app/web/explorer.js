@@ -373,8 +373,7 @@ export class Explorer extends EventTarget {
   /** @param {{ids: string[]}} written */
   _deleted({ids}) {
     const place = this.focus === null ? -1 : this.view.indexOf(this.focus);
-    for (const id of ids) this.rows.deleted.add(this.rows.rowOf.get(id) ?? -1);
-    this.rows.deleted.delete(-1); // an item that the page has not loaded
+    this.rows.remove(ids);
     this.selected = new Set([...this.selected].filter(row => !this.rows.deleted.has(row)));
     this._arrange();
     if (this.focus !== null && this.rows.deleted.has(this.focus))

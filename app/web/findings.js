@@ -137,7 +137,7 @@ export async function itemsOf(name, inspection, finding) {
 }
 
 /**
- * A sentence on the items that came or went since an inspection; '' if none did.
+ * A sentence on the items that were added or deleted since an inspection; '' if none did.
  * @param {string} name of the collection @param {Inspection} inspection
  */
 export async function changesSince(name, {current, number, seq, fields_seq: fields}) {
@@ -149,9 +149,12 @@ export async function changesSince(name, {current, number, seq, fields_seq: fiel
   ]).catch(() => [{changes: [], next: 0, last: 1}, {ids: []}]); // without a log, or one that reaches back so far
   const before = new Set(ids),
     ops = [...new Map(changes.map((/** @type {{id: string, op: string}} */ one) => [one.id, one.op]))];
-  const came = ops.filter(([id, op]) => op === 'upsert' && !before.has(id)).length,
-    went = ops.filter(([id, op]) => op === 'delete' && before.has(id)).length;
-  const parts = [came && `${count(came, 'image')} came`, went && `${count(went, 'image')} went`].filter(Boolean);
+  const added = ops.filter(([id, op]) => op === 'upsert' && !before.has(id)).length,
+    deleted = ops.filter(([id, op]) => op === 'delete' && before.has(id)).length;
+  const parts = [
+    added && `${count(added, 'image was', 'images were')} added`,
+    deleted && `${count(deleted, 'image was', 'images were')} deleted`,
+  ].filter(Boolean);
   return next === last && parts.length ? `Since then, ${parts.join(' and ')}.` : 'The collection has changed since.';
 }
 

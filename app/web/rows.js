@@ -35,6 +35,11 @@ export class Rows {
     /** @type {Set<number>} */
     this.deleted = new Set();
     this.complete = false;
+    /**
+     * Of each load that runs: the ids that exist, and those deleted since its last request.
+     * @type {Set<{seen: Set<string>, gone: Set<string>}>}
+     */
+    this._loads = new Set();
     this.thumbnails = new Thumbnails(this);
     /** @type {Map<string, Column>} */
     this._columns = new Map();
@@ -52,14 +57,31 @@ export class Rows {
     }
     const before = this.metadata[row]?.pixel_sha256;
     this.metadata[row] = flat(metadata);
+    if (!this.deleted.has(row)) for (const {seen} of this._loads) seen.add(id);
     if (before !== undefined && before !== this.metadata[row].pixel_sha256) this.thumbnails.forget([row]);
     return row;
   }
 
   /** Take items as the server has them now. @param {Iterable<{id: string, metadata: Record<string, any>}>} items */
   take(items) {
-    for (const {id, metadata} of items) this.deleted.delete(this.add(id, metadata));
+    for (const {id, metadata} of items) {
+      this.deleted.delete(this.rowOf.get(id) ?? -1);
+      for (const {gone} of this._loads) gone.delete(id);
+      this.add(id, metadata);
+    }
     this._columns.clear();
+  }
+
+  /** Note that items are deleted, also those that are not loaded yet. @param {Iterable<string>} ids */
+  remove(ids) {
+    for (const id of ids) {
+      const row = this.rowOf.get(id);
+      if (row !== undefined) this.deleted.add(row);
+      for (const {seen, gone} of this._loads) {
+        seen.delete(id);
+        gone.add(id);
+      }
+    }
   }
 
   /**
@@ -69,16 +91,23 @@ export class Rows {
    */
   async load(signal, onPage) {
     let cursor = null;
-    const seen = new Set();
-    do {
-      const page = await rest('GET', path(this.name, 'items'), {query: {limit: cursor ? PAGE : FIRST, cursor}, signal});
-      for (const {id} of page.items) seen.add(id);
-      this.take(page.items);
-      cursor = page.cursor;
-      this.complete = cursor === null;
-      if (this.complete) this.deleted = new Set([...this.ids.keys()].filter(row => !seen.has(this.ids[row])));
-      onPage();
-    } while (cursor !== null && this.ids.length < MAX_ROWS);
+    const load = {seen: new Set(), gone: new Set()},
+      {seen, gone} = load;
+    this._loads.add(load);
+    try {
+      do {
+        gone.clear();
+        const query = {limit: cursor ? PAGE : FIRST, cursor};
+        const page = await rest('GET', path(this.name, 'items'), {query, signal});
+        this.take(page.items.filter((/** @type {{id: string}} */ one) => !gone.has(one.id)));
+        cursor = page.cursor;
+        this.complete = cursor === null;
+        if (this.complete) this.deleted = new Set([...this.ids.keys()].filter(row => !seen.has(this.ids[row])));
+        onPage();
+      } while (cursor !== null && this.ids.length < MAX_ROWS);
+    } finally {
+      this._loads.delete(load);
+    }
   }
 
   /** The metadata of an item. @param {string} id @returns {Record<string, any> | undefined} */

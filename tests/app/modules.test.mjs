@@ -3,11 +3,14 @@ import assert from 'node:assert/strict';
 import test from 'node:test';
 
 const WEB = '../../app/web';
+let hides;
 // what a module of the page reads when it is loaded
 globalThis.document = {
   baseURI: 'http://localhost/',
   getElementById: () => ({}),
-  addEventListener() {},
+  addEventListener(name, action) {
+    if (name === 'visibilitychange') hides ??= action;
+  },
   createElement: () => ({setAttribute() {}, append() {}, style: {}}),
 };
 globalThis.addEventListener = () => {};
@@ -29,6 +32,7 @@ const {curlOf, pythonOf} = await import(`${WEB}/call_text.js`);
 const {COLORED, cssColor} = await import(`${WEB}/palette.js`);
 const {Scatter} = await import(`${WEB}/scatter.js`);
 const {Rows, flat, changed} = await import(`${WEB}/rows.js`);
+const {follow} = await import(`${WEB}/edits.js`);
 const {nameOf, passing, restFilter, textOf} = await import(`${WEB}/filters.js`);
 const {percent, similarity} = await import(`${WEB}/dom.js`);
 const {as, typed, typesOf} = await import(`${WEB}/labels.js`);
@@ -253,4 +257,59 @@ test('a difference is read with its interval and its chance', () => {
   assert.equal(differenceOf({mean: own, low: from, high: to, p: 1}), '+0.0 (-17.5 to +17.5), p 1.000');
   assert.equal(differenceOf({mean: 0.1, low: 0.05, high: 0.15, p: 0.0421}), '+10.0 (+5.0 to +15.0), p .042');
   assert.equal(differenceOf({mean: 0.1, low: 0.05, high: 0.15, p: 0.0001}), '+10.0 (+5.0 to +15.0), p < .001');
+});
+
+test('what is deleted or found while the items load stays so', async t => {
+  const rows = new Rows('photos');
+  const item = id => ({id, metadata: {}});
+  const pages = [
+    () => ({items: [item('a'), item('b'), item('d')], cursor: 'next'}),
+    () => {
+      rows.remove(['b', 'c', 'd']); // while this page is under way
+      rows.take([item('d')]); // it was created again
+      rows.add('0', {}); // a search found it; the load has passed it
+      rows.add('b', {}); // by a search that began before
+      return {items: [item('c'), item('e')], cursor: null};
+    },
+    () => ({items: [item('c')], cursor: null}),
+  ];
+  t.mock.method(globalThis, 'fetch', async () => Response.json(pages.shift()()));
+  const shown = () => rows.ids.filter((_, row) => !rows.deleted.has(row)).sort();
+  await rows.load(undefined, () => {});
+  assert.deepEqual(shown(), ['0', 'a', 'd', 'e']);
+  await rows.load(undefined, () => {});
+  assert.deepEqual(shown(), ['c']);
+});
+
+test('a page reads everything again if its collection was replaced', async t => {
+  let [log, last, reloads, focus] = ['first', 5, 0, null];
+  t.mock.method(globalThis, 'addEventListener', (_, action) => (focus = action));
+  t.mock.method(globalThis, 'fetch', async url => {
+    const asked = url.searchParams;
+    if (!url.pathname.endsWith('/changes')) return Response.json({durable_seq: last});
+    if ((asked.get('log') ?? log) !== log || asked.get('since') > last)
+      return Response.json({code: 'changes_unavailable'}, {status: 410});
+    return Response.json({changes: [], next: last, last, log});
+  });
+  const comes = async () => (await focus(), reloads);
+  follow('photos', 5, undefined, async () => void reloads++);
+  assert.equal(await comes(), 0);
+  for (const [place, seq] of [7, 3, 9].entries()) {
+    [log, last] = [`log ${place}`, seq];
+    assert.deepEqual([await comes(), await comes()], [place + 1, place + 1]);
+  }
+  follow('photos', 50, undefined, async () => void reloads++); // replaced before its log was known
+  await new Promise(done => setTimeout(done));
+  last = 60;
+  assert.deepEqual([await comes(), await comes()], [4, 4]);
+});
+
+test('a full storage does not keep what older lists could undo', t => {
+  t.mock.method(sessionStorage, 'setItem', () => {
+    throw new Error('QuotaExceededError');
+  });
+  const removed = [];
+  sessionStorage.removeItem = key => removed.push(key);
+  hides();
+  assert.deepEqual(removed, ['edits']);
 });

@@ -256,7 +256,7 @@ def test_encoders_are_compared(insights, served):
     assert encoders.locator("tbody tr").first.inner_text().endswith("in use")
 
 
-def test_what_came_and_went_since_the_inspection_is_counted(insights, served, kept):
+def test_what_was_added_and_deleted_since_the_inspection_is_counted(insights, served, kept):
     photos = served.bench.collection("photos")
     gone = photos.get(kept.ids[-2:])
     photos.delete([item.id for item in gone])
@@ -265,7 +265,7 @@ def test_what_came_and_went_since_the_inspection_is_counted(insights, served, ke
     try:
         page = insights()
         page.request.put(f"{served.url}/api/v1/collections/photos/label-keys", data={"field": "kind", "labels": []})
-        text = "Since then, 1 image came and 2 images went."
+        text = "Since then, 1 image was added and 2 images were deleted."
         page.locator(f".note:has-text('{text}')").wait_for()
         page.goto(f"{served.url}/#/explore/photos")
         page.locator(f"item-map .note:has-text('{text}')").wait_for()
