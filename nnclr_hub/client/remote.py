@@ -40,7 +40,7 @@ from nnclr_hub.store.base import (
     VectorStore,
     Where,
 )
-from nnclr_hub.store.checks import check_collection_name, check_ids, check_items, check_name
+from nnclr_hub.store.checks import check_collection_name, check_ids, check_name, described_items
 from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
@@ -105,16 +105,16 @@ class RemoteCollection(Collection):
         Args:
             fingerprint: fingerprint of the encoder that made the vectors; None: not checked.
         """
-        kept, texts, vectors = check_items(items, self.spec)
-        for item in kept:
+        ids, texts = described_items(items)
+        for item in items:
             if item.thumbnail is not None:
                 raise InvalidRequest(f"Item {item.id!r} has a thumbnail, which a server makes; use add_images instead.")
-        rows = [
-            {"id": item.id, "vector": encode_vector(vector), "metadata": json.loads(text)}
-            for item, text, vector in zip(kept, texts, vectors, strict=True)
-        ]
+        rows = {  # of those with the same id, the last
+            id: {"id": id, "vector": encode_vector(item.vector), "metadata": json.loads(text)}
+            for id, text, item in zip(ids, texts, items, strict=True)
+        }
         seq, params = 0, {} if fingerprint is None else {"fingerprint": fingerprint}
-        for batch in bounded(rows, lambda row: len(to_json(row)) + 2, most=PAGE):
+        for batch in bounded(rows.values(), lambda row: len(to_json(row)) + 2, most=PAGE):
             seq = self._ask("PUT", "items", lambda body: int(body["seq"]), params=params, json=batch)
         return seq
 

@@ -170,6 +170,16 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
     Returns:
         The items that were kept, the JSON of their metadata, and their vectors (n, D).
     """
+    ids, texts = described_items(items)
+    vectors = check_vectors([item.vector for item in items], spec, lambda i: f"item {ids[i]!r}")
+    if len(set(ids)) == len(ids):
+        return list(items), texts, vectors
+    last = list({id: i for i, id in enumerate(ids)}.values())
+    return [items[i] for i in last], [texts[i] for i in last], vectors[last]
+
+
+def described_items(items: Sequence[Item]) -> tuple[list[str], list[str]]:
+    """Check items without their vectors; return their ids and the JSON of their metadata."""
     if isinstance(items, Item) or not isinstance(items, Sequence):
         raise InvalidRequest(f"Items must be a list, got {type(items).__name__}.")
     for item in items:
@@ -182,12 +192,7 @@ def check_items(items: Sequence[Item], spec: CollectionSpec) -> tuple[list[Item]
                 f"The thumbnail of item {item.id!r} must be at most {MAX_THUMBNAIL} bytes, got {size}."
             )
     ids = check_ids([item.id for item in items])
-    texts = list(map(metadata_json, items))
-    vectors = check_vectors([item.vector for item in items], spec, lambda i: f"item {ids[i]!r}")
-    if len(set(ids)) == len(ids):
-        return list(items), texts, vectors
-    last = list({id: i for i, id in enumerate(ids)}.values())
-    return [items[i] for i in last], [texts[i] for i in last], vectors[last]
+    return ids, list(map(metadata_json, items))
 
 
 def metadata_json(item: Item) -> str:

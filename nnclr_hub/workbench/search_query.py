@@ -200,7 +200,8 @@ class SearchQuery(Request):
         Raises:
             InvalidRequest, InvalidFilter: what is wrong.
         """
-        parse(self.where)
+        if self.where is not None:
+            parse(self.where)
         super().validate()
         if not self.positive:
             raise InvalidRequest("A search needs at least one positive example.")

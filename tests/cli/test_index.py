@@ -191,10 +191,10 @@ def test_two_folders_with_the_same_names_do_not_overwrite_each_other(folder, mod
     assert index(moved) == 3
     for _ in range(2):
         with open_store(str(tmp_path / "store")) as opened:  # as if a client had uploaded it
-            opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must": []})
+            opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must_not": [{"ids": []}]})
         assert index(moved) == 3
     with open_store(str(tmp_path / "store")) as opened:
-        opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must": []})
+        opened.get("c").update_metadata({"root": "photos-0123abcd@laptop"}, where={"must_not": [{"ids": []}]})
     shutil.copy(moved / "cat" / "1.jpg", moved / "cat" / "2.jpg")
     assert "laptop" in index(moved)
 

@@ -15,11 +15,9 @@ from PIL import Image
 
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest
 from nnclr_hub.images import listing
-from nnclr_hub.images.listing import find_images
-from nnclr_hub.images.source import Source
+from nnclr_hub.images.listing import find_images, list_archive
+from nnclr_hub.images.source import Place, Source
 from nnclr_hub.remote_files import RemoteBytes
-from nnclr_hub.workbench.requests import FORMATS
-from nnclr_hub.workbench.staging import images_of
 
 
 def png(color: str = "red", side: int = 8) -> bytes:
@@ -40,9 +38,14 @@ def pack(tmp_path):
     return make
 
 
+def place_of(path: Path) -> Place:
+    """Return the place of an uploaded archive."""
+    return Place(f"photos{path.suffix}", str(path), path.suffix, path.stat().st_mtime)
+
+
 def listed(path: Path) -> dict[str, Source]:
     """Return the images of an uploaded zip by name."""
-    return {one.path: one for one in images_of(path, "photos.zip", FORMATS["zip"]).images}
+    return {one.path: one for one in list_archive(place_of(path), limited=True)[1]}
 
 
 def refusal(path: Path) -> str:
@@ -94,7 +97,7 @@ def test_names_are_the_same_for_uploaded_and_local_archives(pack, tmp_path, name
         tar = tmp_path / "photos.tar"
         with tarfile.open(tar, "w") as file:
             file.addfile(tarfile.TarInfo(name))
-        assert [one.path for one in images_of(tar, "photos.tar", FORMATS["tar"]).images] == [path]
+        assert [one.path for one in list_archive(place_of(tar), limited=True)[1]] == [path]
         assert [one.path for one in find_images([tar])] == [path]
 
 
@@ -113,15 +116,15 @@ def test_links_are_counted_and_not_read(pack, tmp_path, caplog, kind):
         with tarfile.open(path, "w") as file:
             for name in ("a.png", "hard.png", "soft.png"):
                 file.add(tmp_path / name, name)
-    staged = images_of(path, path.name, FORMATS[kind])
-    assert [one.path for one in staged.images] == [one.path for one in find_images([path])] == ["a.png"]
-    assert staged.others == {"links": count}
+    place, images = list_archive(place_of(path), limited=True)
+    assert [one.path for one in images] == [one.path for one in find_images([path])] == ["a.png"]
+    assert dict(place.left_out) == {"links": count}
     assert f"{count} links" in caplog.text
 
 
 def test_an_encrypted_zip_is_refused_and_one_without_images(pack):
     """The flag is set by hand, since Python cannot write encrypted zips."""
-    assert "holds no image" in refusal(pack({"notes.txt": b"x"}))
+    assert listed(pack({"notes.txt": b"x"})) == {}
     path = pack({"a.png": png()})
     data = bytearray(path.read_bytes())
     place = data.find(listing.ZIP_ENTRY)
@@ -167,7 +170,7 @@ def test_an_archive_with_too_many_files_is_refused_before_its_directory_is_read(
         for i in range(21):
             tar.addfile(tarfile.TarInfo(f"{i}.txt"))
     with pytest.raises(InvalidRequest, match="more than 20 files"):
-        images_of(tmp_path / "many.tar", "many.tar", FORMATS["tar"])
+        list_archive(place_of(tmp_path / "many.tar"), limited=True)
 
 
 def test_a_file_with_a_false_size_is_read_only_up_to_that_size(pack):
@@ -189,7 +192,7 @@ def test_large_images_are_refused_and_archives_within_the_zip_counted(pack):
     assert list(images) == ["a.png", "large.png"]
     with pytest.raises(ImageTooLarge):
         images["large.png"].read(1000)
-    assert images_of(path, "photos.zip", FORMATS["zip"]).others == {".zip": 1}
+    assert dict(list_archive(place_of(path), limited=True)[0].left_out) == {".zip": 1}
 
 
 def test_unsupported_compression_is_not_unpacked(pack):

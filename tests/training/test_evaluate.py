@@ -202,7 +202,7 @@ def test_a_different_encoder_and_unknown_classes_are_reported(data, model, make_
     shutil.move(more / "cat", more / "tiger")
     code, _, err = nnclr("probe", "eval", more, "--probe", tmp_path / "probe")
     assert code == 0
-    assert "count as wrong: 20 (tiger)" in " ".join(err.split())
+    assert "20 images (tiger)" in " ".join(err.split())
 
 
 def test_changed_images_are_evaluated_again(data, model, tmp_path):

@@ -290,7 +290,7 @@ def test_hidden_and_empty_archives_are_left_out_and_other_files_counted(bench, f
         find_images([shards / "0.tar"])
     shutil.copy(folder / "cat/a.jpg", shards / "cover.jpg")
     assert len(find_images([shards])) == 1
-    assert "3 archives" in caplog.text
+    assert "zip: 3" in caplog.text
 
 
 def test_names_of_files_are_not_taken_for_patterns_or_archives(folder, tmp_path):
