@@ -109,7 +109,9 @@ class RemoteCollection(Collection):
         for item in items:
             if item.thumbnail is not None:
                 raise InvalidRequest(f"Item {item.id!r} has a thumbnail, which a server makes; use add_images instead.")
-        rows = {  # of those with the same id, the last
+        if len(set(ids)) < len(ids):  # a request holds each id once, and those that are left out must be valid
+            check_items(items, self.spec)
+        rows = {
             id: {"id": id, "vector": encode_vector(item.vector), "metadata": json.loads(text)}
             for id, text, item in zip(ids, texts, items, strict=True)
         }
