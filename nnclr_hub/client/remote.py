@@ -40,7 +40,7 @@ from nnclr_hub.store.base import (
     VectorStore,
     Where,
 )
-from nnclr_hub.store.checks import check_collection_name, check_ids, check_name, described_items
+from nnclr_hub.store.checks import check_collection_name, check_ids, check_items, check_name, described_items
 from nnclr_hub.store.edits import check_choice, each_editor, editor
 from nnclr_hub.store.facets import Facet, Histogram
 from nnclr_hub.store.reports import Change, ChangePage, CollectionInfo, RepairReport, VerifyReport
