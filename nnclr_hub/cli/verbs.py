@@ -260,7 +260,7 @@ def parse_where(text: str | None) -> dict[str, Any] | None:
     """
     try:
         return json.loads(text) if text else None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidFilter(
             f'--where is not JSON ({error}); write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
         ) from error

@@ -498,7 +498,7 @@ class _Place:
             files = {name: [(sha256, size) for sha256, size in file] for name, file in content.pop("files").items()}
             missing = tuple(content.pop("missing", ()))
             return Backup(**content, files=files, missing=missing)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
 
     def sound(self, ids: Iterable[str]) -> Iterator[Backup]:
