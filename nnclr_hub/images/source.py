@@ -185,7 +185,7 @@ class Source:
 
         Raises:
             ImageTooLarge: it has more than `most` bytes.
-            ImageError: it is damaged in its zip, or there is no file at its address.
+            ImageError: it is damaged in its zip, or no file exists at its address.
             InvalidRequest: the archive has changed since it was listed.
             OSError: the file or archive was deleted.
             NNCLRHubError: it cannot be read.
@@ -198,7 +198,7 @@ class Source:
             try:
                 return RemoteBytes(f"{self.place.absolute}/{self.path}").read()
             except FileNotFoundError as error:
-                raise ImageError("There is no file at its address; check it, and run this again.") from error
+                raise ImageError("No file exists at its address; check the address, and run this again.") from error
         if self.place.archive == TABLE:
             from nnclr_hub.images.parquet import read_row
 
