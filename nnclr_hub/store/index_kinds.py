@@ -25,7 +25,7 @@ AUTO = "auto"
 EF_CONSTRUCTION = 100
 CODES = 256  # entries of each code book of a product quantizer; fewer rows cannot train it
 ROW_ID_BYTES = 16  # per vector in an inverted file: its row id in the list, and its position
-MORE_LISTS = 2  # an inverted file is built again when a collection needs this many times its lists
+COARSE_LISTS = 500  # enough for some million rows, and few enough for a k-means of a second
 PQ_BYTES = 8  # further bytes of code per vector; short vectors get more codes than one per eight numbers
 
 
@@ -149,6 +149,7 @@ class Ivf(IndexKind):
     name = "ivf"
     efforts = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
     parameters = "SearchParametersIVF"
+    more_lists = 2  # it is built again when a collection needs this many times its lists
 
     def bytes_per_vector(self, spec: VectorFormat) -> int:
         return vector_bytes(spec) + ROW_ID_BYTES
@@ -167,7 +168,7 @@ class Ivf(IndexKind):
         return faiss.clone_index(index)
 
     def outgrown(self, index: Any, rows: int, settings: StoreSettings) -> bool:
-        return self._lists(rows, settings) > MORE_LISTS * index.nlist
+        return self._lists(rows, settings) > self.more_lists * index.nlist
 
     def search_options(self, index: Any, k: int, effort: int) -> dict[str, int]:
         return {"nprobe": min(max(effort, k // 50), index.nlist)}
@@ -207,14 +208,21 @@ class IvfSq8(Ivf):
 
 
 class Coarse(IvfSq8):
-    """The same with a quarter of the lists, which takes seconds to build, for the time until a graph is complete.
+    """The same with fewer lists, which take a second to learn, for the time until a graph is complete.
 
-    Its vectors are read from the catalog when the graph is built, so that the graph has the memory for itself.
+    It is built once, and the rows of a bulk load are added to its lists. Its vectors are read from the catalog when the
+    graph is built, so that the graph has the memory for itself.
     """
+
+    more_lists = 4
+
+    def _configure(self, index: Any) -> None:
+        super()._configure(index)
+        index.cp.niter = 4  # the lists are temporary
 
     @staticmethod
     def _lists(rows: int, settings: StoreSettings) -> int:
-        return max(1, int(np.sqrt(rows)))
+        return max(1, min(max(COARSE_LISTS, int(np.sqrt(rows))), rows // settings.points_per_list))
 
 
 class IvfPq(Ivf):

@@ -238,6 +238,29 @@ def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path):
         assert collection.count({"must": [{"key": "n", "match": 2}]}) == ROWS
 
 
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+def test_a_bulk_load_is_searched_through_an_inverted_file_that_grows_with_it(tmp_path, metric):
+    """Its lists are learned from the first rows. Searches find nearly everything until a graph is built."""
+    settings = replace(SMALL, flat_below=200, coarse_from=300, min_recent=50, max_recent=100, idle_seconds=3600.0)
+    vectors = clustered(ROWS, 1)
+    with EmbeddedStore(tmp_path, settings=settings) as store:
+        collection = store.create("c", CollectionSpec(DIM, metric))
+        for start in range(0, ROWS, 100):
+            collection.upsert(items(named(vectors[start : start + 100], start)))
+            if start == 500:
+                until(lambda: collection.info().index == "ivf_sq8")
+        info = collection.info()
+        assert info.index == "ivf_sq8"
+        assert info.state.startswith("building the hnsw index")
+        found = 0
+        for query in QUERIES:
+            truth = {id for id, _ in nearest(metric, named(vectors), query)[:K]}
+            found += len(truth & {match.id for match in collection.search(query, K)})
+        assert found >= 0.97 * K * len(QUERIES)
+        collection.compact()
+        assert (collection.info().index, collection.info().state) == ("hnsw", "ready")
+
+
 # ------------------------------------------------------------------------------ transforms of growing collections
 
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from store.crash.small import LONG, open_small_store
+from store.crash.small import LONG, SECONDS, open_small_store
 from waiting import until
 
 from nnclr_hub.store.base import CollectionSpec, Item, SearchOptions
 
-SECONDS = 30.0 if LONG else 0.4
+DURATION = SECONDS / 4 if LONG else 0.4  # of each of four kinds
 DIM, KEPT, PASSING, READERS, K = 16, 300, 40, 3, 10
 VECTORS = np.random.default_rng(0).normal(size=(KEPT, DIM)).astype(np.float32)
 LABELS = ("cat", "dog")
@@ -106,7 +106,7 @@ def test_readers_see_every_item_at_every_moment(tmp_path, index):
         jobs = [(write,), (care,), *((read, seed) for seed in range(READERS))]
         with ThreadPoolExecutor(len(jobs)) as pool:
             running = [pool.submit(job, collection, known, *more) for job, *more in jobs]
-            wait(running, SECONDS, FIRST_EXCEPTION)
+            wait(running, DURATION, FIRST_EXCEPTION)
             until(lambda: any(one.done() for one in running) or (known.searches > 50 and known.compactions > 3))
             known.stop.set()
         for one in running:

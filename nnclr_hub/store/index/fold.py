@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -145,7 +146,11 @@ def fold(
 
         built = _build(spec, kind, rids, lambda: _counted(everything(), live, progress), settings, stop)
         built = replace(built, transform=transform, fitted_rows=live)
-        main = _calibrate(built, lambda queries, k: nearest(spec.metric, everything(), queries, k))
+        # a coarse index is temporary: its own codes are exact enough, and reading every vector again takes seconds
+        coded = partial(built.search, exhaustive=True)
+        main = _calibrate(
+            built, coded if kind is COARSE else lambda queries, k: nearest(spec.metric, everything(), queries, k)
+        )
     elif not len(start.recent_rids):
         return
     else:
@@ -154,7 +159,7 @@ def fold(
         copy = kind.grow(main.index, spec, len(main) + len(added))  # searches are running on the old index
         main = replace(main, index=copy, rids=np.concatenate([main.rids, added]))
         _add(main, _counted(_batches(start, NO_ROWS, settings, fetch), len(added), progress), settings, stop)
-        if len(main) >= MEASURED_GROWTH * main.calibrated_rows:
+        if len(main) >= MEASURED_GROWTH * main.calibrated_rows and main.kind is not COARSE:
             rows = np.arange(len(start.main))
             main = _calibrate(main, lambda q, k: nearest(spec.metric, _batches(start, rows, settings, fetch), q, k))
     reached("fold.built")

@@ -28,6 +28,7 @@ SMALL = StoreSettings(
     batch=8,
     min_recent=12,
     max_recent=24,
+    coarse_from=30,
     snapshot_on_close=20,
     snapshot_after=40,
     kept_changes=60,
