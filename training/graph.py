@@ -44,7 +44,7 @@ RING = 3  # steps whose inputs may be on their way to the device
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a batch after its backward pass.
+    """A rank's part of a batch after its backward pass.
 
     step: what the learner returned.
     ids, labels: (B,) int64 on the device.
@@ -139,7 +139,6 @@ def why_eager(run: Run) -> str | None:
         "graph=false": not recipe.graph,
         "several processes exchange gradients": run.ranks.world > 1,
         "fp16 scales the loss": run.scaler.is_enabled(),
-        f"accumulate={recipe.accumulate}": recipe.accumulate > 1,
         f"chunk={recipe.chunk}": recipe.chunk > 0,
         "support_set=current_encoder fills the support set at each step": recipe.support_set == "current_encoder",
         "the images are not in the memory of the device": not (isinstance(pixels, PackedPixels) and pixels.resident),

@@ -25,7 +25,7 @@ def make_optimizer(learner: Learner, recipe: Recipe, *, layer_decay: float = 1.0
 
     Args:
         learner: its trained parameters form the groups of the backbone (marked "backbone") and of the heads.
-        recipe: its settings; `batch_size` counts the images of all ranks and accumulated parts.
+        recipe: its settings; `batch_size` counts the images of all ranks.
         layer_decay: rate of each layer of the backbone relative to the next later layer.
     """
     heads = [p for part in (learner.projection, learner.prediction) for p in part.parameters()]

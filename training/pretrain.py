@@ -124,7 +124,7 @@ def pretrain(
         RunExists: `out` holds a run, and `resume` is false; or other files.
         CheckpointError: the checkpoint is damaged, or belongs to a different run.
         NoRoom: the disk is full or not writable.
-        OutOfMemory: a step does not fit into the device; the message names a size that does.
+        OutOfMemory: a step does not fit into the device; the message names a smaller batch.
         TrainingDiverged: the loss or a weight became infinite.
     """
     until = None if minutes is None else time.monotonic() + 60 * minutes

@@ -68,7 +68,7 @@ class Recorder:
         self._warned: set[str] = set()
         recipe, ranks = run.recipe, run.ranks
         self._lineage = origin.lineage() if ranks.first else {}
-        self._chance = run.learner.chance_loss(recipe.batch_size // recipe.accumulate)
+        self._chance = run.learner.chance_loss(recipe.batch_size)
         self._monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
         self.paused = self._monitor.paused  # excludes work from the training time
         preprocessing, most = recipe.preprocessing, recipe.eval_images

@@ -189,10 +189,9 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
                 f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}", highlight=False
             )
     recipe = dataclasses.replace(recipe, **changes)
-    if recipe.batch_size % (world * recipe.accumulate):
+    if recipe.batch_size % world:
         raise InvalidRequest(
-            f"batch_size={recipe.batch_size} cannot be divided among {world} processes in {recipe.accumulate} parts; "
-            f"use a multiple of {world * recipe.accumulate}."
+            f"batch_size={recipe.batch_size} cannot be divided among {world} processes; use a multiple of {world}."
         )
     return recipe
 

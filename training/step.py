@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from nnclr_hub.errors import OutOfMemory
 from nnclr_hub.method import Step, momentum_at
 
 from .data.augment import make_views
-from .data.batches import Batch, seed_of
+from .data.batches import seed_of
 from .distributed import share_gradients
 from .graph import Part, Recorder, StepGraph, recorder_for, why_eager
 from .monitor import Metrics, measure_step
@@ -32,11 +29,9 @@ from .run import Run
 
 @dataclass(frozen=True)
 class StepResult:
-    """Result of a step; everything except the loss comes from the last part of the batch.
+    """Result of a step; a later step may overwrite its tensors, so callbacks that keep them must copy them.
 
-    A later step may overwrite `z1` and `metrics`: callbacks that keep them must copy them.
-
-    loss: scalar float32 on the device, the mean over the parts.
+    loss: scalar float32 on the device.
     z1: (B, D) projections of the first view by the trained encoder.
     metrics: see `measure_step`.
     lr: learning rate of the heads.
@@ -86,38 +81,28 @@ class Stepper:
     # ---- parts of a step
 
     def _take(self, step: int, lr: float) -> StepResult:
-        done = self._update_weights(step)
-        if done is None:  # at this point nothing holds the step's memory any more
-            raise self._explain(step)
-        parts, metrics = done
-        if self._recipe.support_set != "current_encoder":
-            for part in parts:
-                self._learner.enqueue(part.step, part.ids, part.labels)
-        self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
-        loss = torch.stack([part.step.loss.detach() for part in parts]).mean()
-        return StepResult(loss, parts[-1].step.online, metrics, lr, self._data_seconds)
-
-    def _update_weights(self, step: int) -> tuple[list[Part], Metrics] | None:
-        """Compute gradients and update the weights; return None if the device runs out of memory."""
         try:
-            parts, metrics = self._gradients(step)
+            part, metrics = self._gradients(step)
             if self._recipe.clip:
                 self._scaler.unscale_(self._optimizer)
                 nn.utils.clip_grad_norm_(self._learner.parameters(), self._recipe.clip)
             self._scaler.step(self._optimizer)
             self._scaler.update()
-            return parts, metrics
         except (torch.OutOfMemoryError, RuntimeError) as error:
             if not _is_out_of_memory(error):
                 raise
-            traceback.clear_frames(error.__traceback__)  # they hold the activations in memory
-            return None
+            traceback.clear_frames(error.__traceback__)  # they hold the memory of the step, also in a notebook
+            raise self._explain() from error
+        if self._recipe.support_set != "current_encoder":
+            self._learner.enqueue(part.step, part.ids, part.labels)
+        self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
+        return StepResult(part.step.loss.detach().clone(), part.step.online, metrics, lr, self._data_seconds)
 
     def _seed(self, step: int) -> None:
         # for stochastic depth and for sampling one of the k nearest
         torch.manual_seed(seed_of(self._recipe.seed, step, self._ranks.rank))
 
-    def _gradients(self, step: int) -> tuple[list[Part], Metrics]:
+    def _gradients(self, step: int) -> tuple[Part, Metrics]:
         progress = step / self._run.steps
         share = self._recipe.neighbor_share(progress)
         if self._graph is not None:
@@ -125,46 +110,27 @@ class Stepper:
             began = time.perf_counter()
             self._graph.load(self._batches.draw(step), share)
             self._data_seconds = time.perf_counter() - began
-            part, metrics = self._graph.run()
+            result = self._graph.run()
             self.eager_because = self._graph.failure
-            return [part], metrics
-        return self._eager_gradients(step, share)
-
-    def _eager_gradients(self, step: int, share: float) -> tuple[list[Part], Metrics]:
-        """Sum the gradients over the parts of the batch; most recipes have one part."""
+            return result
         began = time.perf_counter()
         batch = self._batches.at(step)
         self._data_seconds = time.perf_counter() - began
         self._optimizer.zero_grad(set_to_none=True)
         if self._recipe.support_set == "current_encoder" and self._learner.support_set is not None:
             self._refill(step)
-        results = []
-        for last, part in self._parts(batch):
-            began = time.perf_counter()
-            views = make_views(part.pixels, part.views, part.numbers, self._recipe.chunk)
-            self._data_seconds += time.perf_counter() - began
-            with self._autocast(), self._synchronized(last):
-                result: Step = self._shared(views, ids=part.ids, labels=part.labels, neighbor_share=share)
-                self._scaler.scale(result.loss / self._recipe.accumulate).backward()
-            results.append(Part(result, part.ids, part.labels))
-        last = results[-1]
-        return results, measure_step(last.step, self._learner.support_set, last.labels)
-
-    def _parts(self, batch: Batch) -> Iterator[tuple[bool, Batch]]:
-        size = len(batch) // self._recipe.accumulate
-        for number in range(self._recipe.accumulate):
-            yield number == self._recipe.accumulate - 1, batch.part(number * size, (number + 1) * size)
+        began = time.perf_counter()
+        views = make_views(batch.pixels, batch.views, batch.numbers, self._recipe.chunk)
+        self._data_seconds += time.perf_counter() - began
+        with self._autocast():
+            result: Step = self._shared(views, ids=batch.ids, labels=batch.labels, neighbor_share=share)
+            self._scaler.scale(result.loss).backward()
+        metrics = measure_step(result, self._learner.support_set, batch.labels)
+        return Part(result, batch.ids, batch.labels), metrics
 
     def _autocast(self) -> torch.autocast:
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._recipe.precision)
         return torch.autocast(self._ranks.where.type, kind, enabled=kind is not None)
-
-    @contextmanager
-    def _synchronized(self, last: bool) -> Iterator[None]:
-        shared = self._shared
-        skip = isinstance(shared, DistributedDataParallel) and not last
-        with shared.no_sync() if skip else nullcontext():  # type: ignore[union-attr]
-            yield
 
     def _refill(self, step: int) -> None:
         """Fill the support set with a random set of images from the current encoder; each rank embeds its share."""
@@ -187,48 +153,16 @@ class Stepper:
         gather = self._ranks.gather
         support.refill(*(gather(torch.cat(one)) for one in (z, ids, labels)))
 
-    # ---- out of memory
-
-    def _explain(self, step: int) -> OutOfMemory:
-        batch = self._batches.at(step)
-        images = len(batch)
-        fits = self._largest(batch, step)
+    def _explain(self) -> OutOfMemory:
         where = torch.cuda.get_device_name(self._ranks.where) if self._ranks.where.type == "cuda" else "this machine"
-        freed = self._batches.pixels.device_bytes
+        size, freed = self._recipe.batch_size, self._batches.pixels.device_bytes
         host = f" --set residency=host frees the {freed / 1e9:.1f} GB of the decoded images." if freed else ""
-        if not fits:
-            return OutOfMemory(
-                f"A step of {images} images does not fit into the memory of {where}, and 2 images do not fit either; "
-                f"use a smaller backbone or image_size.{host}"
-            )
-        do = "fit" if self._ranks.world == 1 else "may fit"  # a trial would leave the other ranks waiting
         return OutOfMemory(
-            f"A step of {images} images does not fit into the memory of {where}; {fits} {do}. Use "
-            f"--set batch_size={fits * self._ranks.world * self._recipe.accumulate}, or keep the batch and its "
-            f"negatives with --set chunk={fits}, which makes views of {fits} images at a time and computes the "
-            f"activations twice.{host}"
+            f"A step of {size // self._ranks.world} images does not fit into the memory of {where}. Use "
+            f"--set batch_size={size // 2}, or keep the batch and its negatives with "
+            f"--set chunk={max(2, size // self._ranks.world // 4)}, which makes views of so many images at a time and "
+            f"computes the activations twice.{host}"
         )
-
-    def _largest(self, batch: Batch, step: int) -> int:
-        """Halve the batch until its gradients fit into memory and return that size, or 0 if 2 images do not fit."""
-        size = len(batch) // self._recipe.accumulate
-        while (size := size // 2) >= 2:
-            if self._ranks.world > 1:
-                return size
-            self._optimizer.zero_grad(set_to_none=True)
-            if self._ranks.where.type == "cuda":
-                torch.cuda.empty_cache()
-            try:
-                trial = batch.part(0, size)
-                views = make_views(trial.pixels, trial.views, trial.numbers)
-                with self._autocast():
-                    self._learner(views, ids=trial.ids, labels=trial.labels).loss.backward()
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
-                    raise
-            else:
-                return size
-        return 0
 
 
 # messages from the CPU; the driver, for pinned memory or a kernel's code; cuBLAS; and cuDNN, for its workspaces

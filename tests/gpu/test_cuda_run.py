@@ -57,7 +57,7 @@ def test_a_run_writes_an_encoder(blobs, tmp_path, precision, device):
             "eval_size=160",
         ],
         ["callbacks=tensorboard", "support_set=random_replacement"],
-        ["support_set=current_encoder", "accumulate=2"],
+        ["support_set=current_encoder"],
     ],
     ids=" ".join,
 )

@@ -225,7 +225,6 @@ def test_a_recorded_run_learns_what_a_run_on_a_cpu_learns():
     [
         (["graph=false"], "graph=false"),
         (["chunk=4"], "chunk"),
-        (["accumulate=2"], "accumulate"),
         (["precision=fp16"], "fp16"),
         (["support_set=current_encoder"], "support set"),
     ],

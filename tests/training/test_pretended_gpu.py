@@ -58,7 +58,7 @@ KINDS = {
     "metadata": ["not_same=scanner"],
     "random": ["support_set=random_replacement"],
     "refill": ["support_set=current_encoder"],
-    "parts": ["chunk=2", "accumulate=2"],
+    "parts": ["chunk=2"],
     "eager": ["graph=false"],
 }
 EAGER = ("refill", "parts", "eager")

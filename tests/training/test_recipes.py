@@ -253,7 +253,6 @@ def test_fine_textures_lose_their_contrast_at_few_pixels_and_coarse_ones_do_not(
         (["k=4", "pick=soft"], "k must be 1"),
         (["early_share=0.5"], "needs early_size"),
         (["encoder=momentum"], "momentum encoder"),
-        (["batch_size=16", "accumulate=16"], "accumulate"),
         (["local_scale=0.5"], "two shares"),
         (["crop_scale=0.9,0.1"], "two shares"),
         (["local_scale=a,b"], "comma-separated numbers"),

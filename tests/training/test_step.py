@@ -1,8 +1,7 @@
-"""Steps: accumulation, clipping, memory, the current encoder's support set, and every option end to end."""
+"""Steps: clipping, memory, the current encoder's support set, and every option end to end."""
 
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from training.checkpoint import load_checkpoint
 from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
-from training.step import Stepper
 from training.verdict import symptoms
 
 
@@ -34,7 +32,7 @@ def run(photos, out, *settings):
         ["method=momentum_nnclr", "encoder=momentum", "chunk=4"],
         ["prediction=paper", "pick=oracle", "optimizer=adamw", "base_lr=1e-3", "local_crops=3", "local_size=16"],
         ["support_set=current_encoder", "warm_start=0", "gate=1", "ramp=0", "chunk=3"],
-        ["early_size=24", "early_share=0.5", "accumulate=2", "clip=0.1", "nesterov=true"],
+        ["early_size=24", "early_share=0.5", "clip=0.1", "nesterov=true"],
         ["augmentation=crop_only", "precision=bf16", "projection=none", "projection_dim=0"],
     ],
     ids=" ".join,
@@ -62,8 +60,8 @@ def test_views_of_sixteen_pixels_use_fp32_on_a_cpu(photos, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["precision"] == "fp32"
 
 
-def test_each_part_of_a_batch_is_learned_and_enqueued_with_the_schedules_of_its_step(photos, tmp_path):
-    """Two parts in each of 14 steps: no neighbors for a quarter of them, then a ramp, then the gate."""
+def test_each_batch_is_learned_and_enqueued_with_the_schedules_of_its_step(photos, tmp_path):
+    """14 steps: no neighbors for a quarter of them, then a ramp, then the gate."""
     seen, enqueued, rates, losses = [], [], [], []
 
     class Noting(Learner):
@@ -81,28 +79,26 @@ def test_each_part_of_a_batch_is_learned_and_enqueued_with_the_schedules_of_its_
             rates.append(t)
             super().update_momentum_encoder(t)
 
-    chosen = ["epochs=2", "accumulate=2", "method=momentum_nnclr", "ema=0.9"]
+    chosen = ["epochs=2", "method=momentum_nnclr", "ema=0.9"]
     chosen = recipe("batch_size=8", "warm_start=0.25", "ramp=0.5", "gate=0.8", "log_every=1", *chosen)
     pretrain(chosen, [photos], tmp_path / "run", device="cpu", learner=Noting)
     logged = [line["loss"] for line in read_log(tmp_path / "run") if "loss" in line]
-    # metrics are those of the last part; the loss of a step, which stops a diverged run, is the mean
-    assert logged == pytest.approx(losses[1::2], abs=1e-4)
+    assert logged == pytest.approx(losses, abs=1e-4)
     progress = [step / 14 for step in range(14)]
     assert rates == pytest.approx([1 - 0.1 * (math.cos(math.pi * at) + 1) / 2 for at in progress])
     shares = [share for *_, share in seen]
-    assert shares == pytest.approx([min(0.8, max(0, 1.6 * (at - 0.25))) for at in progress for _ in range(2)])
+    assert shares == pytest.approx([min(0.8, max(0, 1.6 * (at - 0.25))) for at in progress])
     assert [(ids, labels) for ids, labels, _ in seen] == enqueued
-    for epoch in (enqueued[:14], enqueued[14:]):
+    for epoch in (enqueued[:7], enqueued[7:]):
         images = [image for ids, _ in epoch for image in ids]
         assert len(images) == len(set(images)) == 56
     state = weights(tmp_path / "run")
-    assert int(state["support_set.enqueues"]) == len(enqueued) == 28
+    assert int(state["support_set.enqueues"]) == len(enqueued) == 14
     files = training_files([photos])
     assert all(files.labels[ids].tolist() == labels for ids, labels in enqueued)
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_clipped_step_has_the_length_of_its_rate(accumulate, photos, tmp_path):
+def test_a_clipped_step_has_the_length_of_its_rate(photos, tmp_path):
     """Plain SGD moves the weights by the rate times the gradient, whose norm is that of the limit."""
     moves = []
 
@@ -118,27 +114,10 @@ def test_a_clipped_step_has_the_length_of_its_rate(accumulate, photos, tmp_path)
         def weights(self, run):
             return torch.cat([p.detach().flatten().clone() for p in run.learner.parameters()])
 
-    plain = ("clip=0.05", "momentum=0", "weight_decay=0", f"accumulate={accumulate}")
+    plain = ("clip=0.05", "momentum=0", "weight_decay=0")
     chosen = recipe("batch_size=8", "epochs=1", "method=simclr", *plain)
     pretrain(chosen, [photos], tmp_path / "run", device="cpu", callbacks=[Moves()])
     assert moves == pytest.approx([0.05] * 7, rel=1e-3)
-
-
-def test_the_parts_of_a_batch_weigh_as_much_as_one(photos, tmp_path):
-    """Without batch norm, the gradient of two parts is the mean of theirs, as for a loss that is a mean over images."""
-
-    def cosine(targets, predictions, temperature, *, gather):
-        return -torch.nn.functional.cosine_similarity(targets, predictions, dim=-1).mean()
-
-    vit = ["backbone=test_vit", "channels=", "image_size=16", "pack_size=16", "eval_size=16", "projection=none"]
-    states = []
-    for parts in (1, 2):
-        chosen = recipe("batch_size=30", "epochs=1", "warmup_epochs=0", "method=simclr", *vit, "projection_dim=0")
-        out = tmp_path / str(parts)
-        pretrain(chosen.with_settings({"accumulate": parts}), [photos], out, device="cpu", objective=cosine)
-        states.append(weights(out))
-    for name, value in states[0].items():
-        torch.testing.assert_close(states[1][name], value, atol=1e-5, rtol=1e-4, msg=name)
 
 
 def test_chunks_do_not_change_what_a_batch_norm_free_encoder_learns(photos, tmp_path):
@@ -173,13 +152,10 @@ def limit_memory(monkeypatch, images: int, error: Exception | None = None) -> No
     monkeypatch.setattr(Learner, "forward", forward)
 
 
-def test_out_of_memory_names_a_batch_that_fits(photos, tmp_path, monkeypatch):
+def test_out_of_memory_names_a_smaller_batch(photos, tmp_path, monkeypatch):
     limit_memory(monkeypatch, 5)
-    with pytest.raises(OutOfMemory, match=r"; 4 fit\. Use .*batch_size=4.*chunk=4"):
+    with pytest.raises(OutOfMemory, match=r"8 images does not fit.* Use .*batch_size=4,.*chunk=2"):
         run(photos, tmp_path / "run")
-    limit_memory(monkeypatch, 1)
-    with pytest.raises(OutOfMemory, match="2 images do not fit"):
-        run(photos, tmp_path / "other")
 
 
 @pytest.mark.parametrize(
@@ -241,11 +217,6 @@ def test_the_oracle_needs_labels(tmp_path, image_files):
     assert not any("nn_accuracy" in line for line in read_log(tmp_path / "run2")), "no accuracy without labels"
 
 
-def test_a_batch_that_cannot_be_divided_into_parts_is_rejected(photos, tmp_path):
-    with pytest.raises(InvalidRequest, match="multiple of 3"):
-        run(photos, tmp_path / "run", "accumulate=3")
-
-
 @pytest.mark.slow
 def test_a_compiled_backbone_trains_and_exports(photos, tmp_path):
     """Compilation does not change the names of the weights."""
@@ -285,13 +256,3 @@ def test_an_evaluation_leaves_the_layout_of_the_training_network(data, tmp_path)
         recipe("channels_last=false", "epochs=1", "checkpoint_every=1"), data, tmp_path / "run", callbacks=[Layout()]
     )
     assert seen == [True]
-
-
-def test_only_the_last_part_of_a_batch_averages_the_gradients_of_the_ranks():
-    class Batch(list):
-        def part(self, start, end):
-            return start, end
-
-    stepper = SimpleNamespace(_recipe=recipe("accumulate=4"))
-    parts = [(last, *rows) for last, rows in Stepper._parts(stepper, Batch(range(8)))]
-    assert parts == [(False, 0, 2), (False, 2, 4), (False, 4, 6), (True, 6, 8)]

@@ -172,11 +172,6 @@ class Batch:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def part(self, start: int, end: int) -> Batch:
-        """Return the images from `start` to `end`."""
-        rows = slice(start, end)
-        return Batch(self.pixels.part(start, end), self.views, self.numbers[:, rows], self.ids[rows], self.labels[rows])
-
 
 class PixelSource(Protocol):
     """Where the pixels of a set come from: a `PackedPixels`, or the `Originals`.

@@ -30,7 +30,7 @@ UNPLANNED = 1_000_000  # steps of a run with epochs=fit until its speed is known
 RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
     "must be above 0": (
         lambda value: value > 0,
-        "queue_size log_every epochs checkpoint_every accumulate k eval_images mean_of prototypes target_temperature "
+        "queue_size log_every epochs checkpoint_every k eval_images mean_of prototypes target_temperature "
         "collective_minutes temperature soft_temperature base_lr",
     ),
     "must be at least 8 pixels": (lambda value: value >= 8, "image_size pack_size eval_size local_size"),
@@ -215,7 +215,6 @@ class Recipe:
         1000, "passes over the images; 2.5 is possible; fit: as many as the time limit allows, with its rate at 0 then"
     )
     batch_size: int = setting(4096, "images per step over all GPUs; shrinks to fit a small set")
-    accumulate: int = setting(1, "number of parts of a batch, to save memory; each part has only its own negatives")
     chunk: int = setting(0, "images per pass of views and backbone, at the cost of one more forward pass; 0: all")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("lars", "lars, sgd or adamw")
     base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
@@ -325,8 +324,6 @@ class Recipe:
             self.same or self.not_same,
             f"needs a method whose targets are neighbors; {self.method} has none",
         )
-        parts = self.batch_size // self.accumulate
-        require(parts >= 2, "accumulate", self.accumulate, f"must leave parts of at least 2 images, not {parts}")
 
     # ---- derived values
 
