@@ -13,7 +13,7 @@
     def test_refused(client, row):
         row.check(client)
 
-`c/` stands for `/api/v1/collections/`. A body may contain "IMAGE", which `check` replaces by an image.
+`c/` is short for `/api/v1/collections/`. A body may contain "IMAGE", which `check` replaces by an image.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def rows(table: Mapping[str, list[Any]], otherwise: tuple[int, str | None] = INV
     """Return each row as a parameter of a test, named after the request and its body.
 
     Args:
-        otherwise: status and code of a body that stands alone.
+        otherwise: status and code of a body without them.
     """
     found = []
     for request, bodies in table.items():
