@@ -1,14 +1,12 @@
 """Requests that wait do not block others, and work for disconnected clients is dropped."""
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
 import pytest
-from rest_requests import as_text, in_flight, upload
+from rest_requests import as_text, held_up, in_flight, upload
 from waiting import until
 
 VECTOR = [1.0] * 32
@@ -25,25 +23,6 @@ def probe(server) -> Iterator[str]:
         until(lambda: client.get(f"/api/v1/jobs/{job}").json()["state"] == "done")
         yield "/api/v1/probes/letters/predict"
         client.delete("/api/v1/probes/letters")
-
-
-@contextmanager
-def held_up(monkeypatch, owner: Any, name: str) -> Iterator[threading.Semaphore]:
-    """Block the calls of a method until the context ends; yield a semaphore that each call releases as it begins."""
-    begun, release = threading.Semaphore(0), threading.Event()
-    real = getattr(owner, name)
-
-    def wait(*args, **options):
-        begun.release()
-        assert release.wait(120)
-        return real(*args, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, name, wait)
-        try:
-            yield begun
-        finally:
-            release.set()
 
 
 class Waiting(NamedTuple):
