@@ -2,10 +2,12 @@
 
 import base64
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -46,6 +48,25 @@ def in_flight(request: httpx.Request) -> Iterator[None]:
     with socket.create_connection((request.url.host, request.url.port)) as connection:
         connection.sendall("\r\n".join([*lines, "", ""]).encode() + request.read())
         yield
+
+
+@contextmanager
+def held_up(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[threading.Semaphore]:
+    """Block the calls of a method until the context ends; yield a semaphore that each call releases as it begins."""
+    begun, release = threading.Semaphore(0), threading.Event()
+    real = getattr(owner, name)
+
+    def wait(*args, **options):
+        begun.release()
+        assert release.wait(120)
+        return real(*args, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, wait)
+        try:
+            yield begun
+        finally:
+            release.set()
 
 
 def is_problem(response: httpx.Response, status: int, code: str) -> str:

@@ -15,7 +15,111 @@ from serving.routes import PAGES, ROUTERS
 from serving.routes.router import Router
 from serving.settings import Settings
 
-# ---- access control without a server: keys, scopes, hosts and origins
+PAGE = "https://app.example"  # of another origin, which the settings list
+SERVERS = {
+    "local": Settings(),
+    "with a name": Settings(allowed_hosts=("box.local",)),
+    "insecure": Settings(host="0.0.0.0", insecure=True, allowed_hosts=("photos.example",)),
+    "keyed": Settings(host="0.0.0.0", api_keys=(f"phone:{READER}",), write_keys=(WRITER,)),
+    "with a page": Settings(api_keys=(READER,), cors_origins=(PAGE,)),
+}
+REQUESTS = {
+    "read": ("GET", "/v1/models"),
+    "write": ("DELETE", "/api/v1/collections/c"),
+    "health": ("GET", "/healthz"),
+    "preflight": ("OPTIONS", "/v1/embeddings"),
+}
+HOST, ORIGIN, SITE, MODE, KEY = "host", "origin", "sec-fetch-site", "sec-fetch-mode", "authorization"
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+WRONG_KEYS = [{KEY: text} for text in ("Bearer wrong", "Bearer ", f"Basic {READER}", READER)]
+# server, request, status -> headers, each alone. Without `host` it is 127.0.0.1
+TABLE = {
+    ("keyed", "read", 401): [{}, *WRONG_KEYS, [(KEY, "Bearer wrong"), (KEY, f"Bearer {READER}")]],
+    ("keyed", "read", 200): [bearer(READER), {KEY: f"bearer  {READER}"}, {HOST: "any.example", **bearer(READER)}],
+    ("keyed", "write", 401): [{}, *WRONG_KEYS],
+    ("keyed", "write", 403): [bearer(READER)],
+    ("keyed", "write", 200): [bearer(WRITER)],
+    ("keyed", "health", 200): [{}, bearer("wrong")],
+    ("local", "read", 200): [
+        *({HOST: host} for host in ("127.0.0.1:8000", "localhost", "LOCALHOST.:80", "[::1]:8000")),
+        *({ORIGIN: origin} for origin in ("http://127.0.0.1", "http://evil.example", "null", "file://")),
+        {SITE: "cross-site", MODE: "navigate"},
+        {SITE: "none"},
+    ],
+    ("local", "read", 403): [
+        *({HOST: f"{host}evil.example"} for host in ("", "127.0.0.1:8000@", "127.0.0.1.")),
+        *({HOST: host} for host in ("192.0.2.1", "")),
+        [(HOST, "127.0.0.1"), (HOST, "evil.example")],
+        {SITE: "cross-site"},
+        {SITE: "same-site", MODE: "no-cors"},
+    ],
+    ("local", "write", 200): [
+        {},
+        *({ORIGIN: origin} for origin in ("http://127.0.0.1", "http://127.0.0.1:80")),
+        {SITE: "same-origin", ORIGIN: "http://127.0.0.1"},
+        {SITE: "none"},
+    ],
+    ("local", "write", 403): [
+        *({ORIGIN: f"http://{name}"} for name in ("127.0.0.1:9000", "evil.example", "127.0.0.1@evil.example")),
+        *({ORIGIN: origin} for origin in ("null", "file://")),
+        {SITE: "cross-site"},
+        {SITE: "same-site", MODE: "no-cors"},
+        {SITE: "cross-site", MODE: "navigate"},
+    ],
+    ("with a name", "read", 200): [{HOST: "box.local:8000"}],
+    # another site can point its name at us, but not an IP address
+    ("insecure", "read", 200): [{HOST: host} for host in ("192.0.2.1:8000", "[2001:db8::1]", "photos.example")],
+    ("insecure", "read", 403): [{HOST: "evil.test"}],
+    ("with a page", "preflight", 200): [{ORIGIN: PAGE, **PREFLIGHT}],
+    ("with a page", "read", 200): [{ORIGIN: PAGE, SITE: "cross-site", **bearer(READER)}],
+    ("with a page", "read", 401): [{ORIGIN: PAGE, SITE: "cross-site"}],  # a page still needs a key
+    ("with a page", "preflight", 401): [
+        {ORIGIN: origin, **PREFLIGHT} for origin in (f"{PAGE}.evil.example", "http://app.example", "null")
+    ],
+}
+ROWS = [
+    pytest.param(*row, headers, id=f"{' '.join(map(str, row))} {headers}")
+    for row, several in TABLE.items()
+    for headers in several
+]
+
+
+@pytest.mark.parametrize(("server", "request_", "status", "headers"), ROWS)
+def test_a_request_is_accepted_or_refused(server, request_, status, headers):
+    method, path = REQUESTS[request_]
+    pairs = headers if isinstance(headers, list) else list({HOST: "127.0.0.1", **headers}.items())
+    answer = asyncio.run(send_request(control_of(SERVERS[server]), path, method, pairs, "192.0.2.1"))
+    assert answer.status == status
+    assert answer.headers.get("www-authenticate", "").startswith("Bearer" if status == 401 else "")
+    # a listed page can also read why it is refused; other pages read nothing
+    allowed = PAGE if (ORIGIN, PAGE) in pairs else None
+    assert answer.headers.get("access-control-allow-origin") == allowed
+    assert "access-control-allow-credentials" not in answer.headers
+    if allowed:
+        assert request_ != "preflight" or "Authorization" in answer.headers["access-control-allow-headers"]
+        assert "Origin" in answer.headers["vary"]
+    for name, value in {
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "same-origin",
+        "cache-control": "no-store",
+        "cross-origin-resource-policy": "same-origin",
+    }.items():
+        assert answer.headers[name] == value
+    assert {"default-src 'none'", "frame-ancestors 'none'"} <= {*answer.headers["content-security-policy"].split("; ")}
+    assert "server" not in answer.headers
+
+
+@pytest.mark.parametrize("origin", [b"http://evil.example", b"http://127.0.0.1"])
+def test_a_websocket_is_closed(origin):
+    """No route has one."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/ws", "headers": [(b"host", b"127.0.0.1"), (b"origin", origin)]}
+    asyncio.run(control_of(Settings())(scope, None, send))  # type: ignore[arg-type]
+    assert [(one["type"], one["code"]) for one in sent] == [("websocket.close", 1008)]
 
 
 # ---- settings at startup
@@ -34,174 +138,47 @@ def test_a_local_server_needs_no_keys(host):
     assert not Settings.read(host=host).keys()
 
 
-def test_invalid_settings_are_named(monkeypatch):
-    with pytest.raises(InvalidRequest, match="NNCLR_MAX_BATCH"):
-        Settings.read(max_batch=0)
-    with pytest.raises(InvalidRequest, match="NNCLR_CORS_ORIGINS"):
-        Settings.read(cors_origins=("*",))
-    monkeypatch.setenv("NNCLR_API_KEYS", "not json")
-    with pytest.raises(InvalidRequest, match="JSON"):
-        Settings.read()
-    monkeypatch.setenv("NNCLR_API_KEYS", f'{{"{READER}": 1}}')
-    with pytest.raises(InvalidRequest, match="NNCLR_API_KEYS") as caught:
-        Settings.read()
+@pytest.mark.parametrize(
+    ("flags", "keys", "name"),
+    [
+        ({"max_batch": 0}, "[]", "NNCLR_MAX_BATCH"),
+        ({"cors_origins": ("*",)}, "[]", "NNCLR_CORS_ORIGINS"),
+        ({"cors_origins": (f"{PAGE}/path",)}, "[]", "NNCLR_CORS_ORIGINS"),
+        ({}, "not json", "JSON"),
+        ({}, f'{{"{READER}": 1}}', "NNCLR_API_KEYS"),
+    ],
+)
+def test_invalid_settings_are_named_and_no_key_is_shown(monkeypatch, flags, keys, name):
+    monkeypatch.setenv("NNCLR_API_KEYS", keys)
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        Settings.read(**flags)
     assert READER not in str(caught.value)
 
 
-# ---- keys and scopes
+def test_a_caller_without_a_key_goes_by_its_address():
+    caller = ask(Settings(), "/v1/models", client="127.0.0.1").scope
+    assert (caller["user"].display_name, caller["auth"].scopes) == ("127.0.0.1", ["read", "write"])
 
 
-def test_keys_read_and_write():
-    control = control_of(Settings(api_keys=(READER,), write_keys=(WRITER,)))
-    path = "/api/v1/collections/c"
-    for headers in ({}, bearer("wrong"), bearer(""), {"authorization": f"Basic {READER}"}, {"authorization": READER}):
-        answer = ask(control, path, **headers)
-        assert answer.status == 401
-        assert answer.headers["www-authenticate"].startswith("Bearer")
-    assert ask(control, path, **bearer(READER)).status == 200
-    assert ask(control, path, authorization=f"bearer  {READER}").status == 200
-    assert ask(control, path, "DELETE", **bearer(READER)).status == 403
-    assert ask(control, path, "DELETE", **bearer(WRITER)).status == 200
-    assert ask(control, "/healthz").status == 200
-
-
-def test_two_authorization_headers_are_refused():
-    control = control_of(Settings(api_keys=(READER,)))
-    pairs = [("host", "127.0.0.1"), ("authorization", "Bearer wrong"), ("authorization", f"Bearer {READER}")]
-    assert asyncio.run(send_request(control, "/v1/models", "GET", pairs, "192.0.2.1")).status == 401
-
-
-def test_the_app_gets_the_caller_and_its_scopes():
-    control = control_of(Settings(api_keys=(f"phone:{READER}",), write_keys=(WRITER,)))
-    phone = ask(control, "/v1/models", **bearer(READER)).scope
-    assert (phone["user"].display_name, phone["auth"].scopes) == ("phone", ["read"])
-    other = ask(control, "/v1/models", **bearer(WRITER)).scope
-    assert (other["user"].display_name, other["auth"].scopes) == ("write-2", ["read", "write"])
-    anyone = ask(Settings(), "/v1/models", client="127.0.0.1").scope
-    assert (anyone["user"].display_name, anyone["auth"].scopes) == ("127.0.0.1", ["read", "write"])
-
-
-def test_keys_come_from_the_environment_and_from_a_file(monkeypatch, tmp_path):
-    file = tmp_path / "keys"
-    file.write_text(f"# of the service\nread phone:{READER}\n\nwrite sha256:{hashlib.sha256(b'x').hexdigest()}\n")
-    monkeypatch.setenv("NNCLR_API_KEYS", '["from-the-environment-1"]')
-    monkeypatch.setenv("NNCLR_KEYS_FILE", str(file))
-    settings = Settings.read(host="0.0.0.0")
-    control = control_of(settings)
-    assert ask(control, "/v1/models", **bearer("from-the-environment-1")).status == 200
-    assert ask(control, "/v1/models", **bearer(READER)).scope["user"].display_name == "phone"
-    assert ask(control, "/api/v1/collections/c", "DELETE", **bearer("x")).status == 200
-    assert "from-the-environment-1" not in repr(settings)
-
-
-# ---- names and origins
-
-
-def test_the_host_is_checked_on_this_machine():
-    for host, status in (
-        ("127.0.0.1:8000", 200),
-        ("localhost", 200),
-        ("LOCALHOST.:80", 200),
-        ("[::1]:8000", 200),
-        ("evil.example", 403),
-        ("127.0.0.1:8000@evil.example", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("192.0.2.1", 403),
-        ("", 403),
-    ):
-        assert ask(Settings(), "/v1/models", host=host).status == status, host
-    assert ask(Settings(allowed_hosts=("box.local",)), "/v1/models", host="box.local:8000").status == 200
-    pairs = [("host", "127.0.0.1"), ("host", "evil.example")]
-    assert asyncio.run(send_request(control_of(Settings()), "/v1/models", "GET", pairs, "127.0.0.1")).status == 403
-
-
-def test_without_keys_ip_addresses_are_allowed_and_unknown_names_are_not():
-    """Another site can point its name at us, but not an IP address."""
-    control = control_of(Settings(host="0.0.0.0", insecure=True, allowed_hosts=("photos.example",)))
-    for host, status in (("192.0.2.1:8000", 200), ("[2001:db8::1]", 200), ("photos.example", 200), ("evil.test", 403)):
-        assert ask(control, "/v1/models", host=host).status == status, host
-    keyed = control_of(Settings(host="0.0.0.0", api_keys=(READER,)))
-    assert ask(keyed, "/v1/models", host="any.example", **bearer(READER)).status == 200
-
-
-@pytest.mark.parametrize(
-    ("headers", "writes", "reads"),
-    [
-        ({}, 200, 200),
-        ({"origin": "http://127.0.0.1"}, 200, 200),
-        ({"origin": "http://127.0.0.1:80"}, 200, 200),
-        ({"origin": "http://127.0.0.1:9000"}, 403, 200),
-        ({"origin": "http://evil.example"}, 403, 200),
-        ({"origin": "http://127.0.0.1@evil.example"}, 403, 200),
-        ({"origin": "null"}, 403, 200),
-        ({"origin": "file://"}, 403, 200),
-        ({"sec-fetch-site": "cross-site"}, 403, 403),
-        ({"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"}, 403, 403),
-        ({"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}, 403, 200),
-        ({"sec-fetch-site": "same-origin", "origin": "http://127.0.0.1"}, 200, 200),
-        ({"sec-fetch-site": "none"}, 200, 200),
-    ],
-)
-def test_pages_of_other_origins_do_not_write(headers, writes, reads):
-    for method, path, status in (("PUT", "/api/v1/collections/c", writes), ("GET", "/v1/models", reads)):
-        pairs = [("host", "127.0.0.1"), *headers.items()]
-        assert asyncio.run(send_request(control_of(Settings()), path, method, pairs, "127.0.0.1")).status == status
-
-
-def test_only_listed_origins_may_use_the_api():
-    control = control_of(Settings(api_keys=(READER,), cors_origins=("https://app.example",)))
-    preflight = {"access_control_request_method": "POST", "access_control_request_headers": "authorization"}
-    answer = ask(control, "/v1/embeddings", "OPTIONS", origin="https://app.example", **preflight)
-    assert answer.status == 200
-    assert answer.headers["access-control-allow-origin"] == "https://app.example"
-    assert "Authorization" in answer.headers["access-control-allow-headers"]
-    assert "access-control-allow-credentials" not in answer.headers
-    listed = {"origin": "https://app.example", "sec_fetch_site": "cross-site"}
-    answer = ask(control, "/v1/embeddings", "POST", **listed, **bearer(READER))
-    assert (answer.status, answer.headers["access-control-allow-origin"]) == (200, "https://app.example")
-    assert "Origin" in answer.headers["vary"]
-    refused = ask(control, "/v1/embeddings", "POST", **listed)
-    assert refused.status == 401, "a page still needs a key"
-    assert refused.headers["access-control-allow-origin"] == "https://app.example", "and can read why"
-    for origin in ("https://evil.example", "https://app.example.evil.example", "http://app.example", "null"):
-        answer = ask(control, "/v1/embeddings", "OPTIONS", origin=origin, **preflight)
-        assert answer.status in (401, 403)
-        assert "access-control-allow-origin" not in answer.headers
-
-
-@pytest.mark.parametrize("origin", [b"http://evil.example", b"http://127.0.0.1"])
-def test_a_websocket_is_closed(origin):
-    """No route has one."""
-    sent = []
-
-    async def send(message):
-        sent.append(message)
-
-    scope = {"type": "websocket", "path": "/ws", "headers": [(b"host", b"127.0.0.1"), (b"origin", origin)]}
-    asyncio.run(control_of(Settings())(scope, None, send))  # type: ignore[arg-type]
-    assert [(one["type"], one["code"]) for one in sent] == [("websocket.close", 1008)]
-
-
-# ---- headers
-
-
-def test_every_response_has_the_security_headers():
-    for settings, path in ((Settings(), "/v1/models"), (Settings(api_keys=(READER,)), "/v1/models")):
-        headers = ask(settings, path).headers
-        assert headers["x-content-type-options"] == "nosniff"
-        assert headers["referrer-policy"] == "same-origin"
-        assert headers["cache-control"] == "no-store"
-        assert headers["cross-origin-resource-policy"] == "same-origin"
-        assert "default-src 'none'" in headers["content-security-policy"]
-        assert "frame-ancestors 'none'" in headers["content-security-policy"]
-        assert "server" not in headers
-
-
-# ---- aPI keys: their forms, invalid keys, and that no error message contains a secret
+# ---- keys: their forms and places, and that no error message contains a secret
 
 
 SECRET = "b3RoZXIga2V5cyBhcmUg"
 DIGEST = hashlib.sha256(SECRET.encode()).hexdigest()
+
+
+def test_keys_come_from_the_environment_and_from_a_file(monkeypatch, tmp_path):
+    file = tmp_path / "keys"
+    file.write_text(f"# of the service\nread phone:{READER}\n\nwrite sha256:{DIGEST}  # of a program\n")
+    monkeypatch.setenv("NNCLR_API_KEYS", '["from-the-environment-1"]')
+    monkeypatch.setenv("NNCLR_KEYS_FILE", str(file))
+    settings = Settings.read(host="0.0.0.0")
+    assert "from-the-environment-1" not in repr(settings)
+    control = control_of(settings)
+    scopes = {"from-the-environment-1": ("read-1", ["read"]), READER: ("phone", ["read"])}
+    for key, expected in (scopes | {SECRET: ("write-3", ["read", "write"])}).items():
+        caller = ask(control, "/v1/models", **bearer(key)).scope
+        assert (caller["user"].display_name, caller["auth"].scopes) == expected
 
 
 def secrets(*texts: str) -> tuple[SecretStr, ...]:
@@ -219,56 +196,37 @@ def secrets(*texts: str) -> tuple[SecretStr, ...]:
 )
 def test_a_key_is_found_in_each_form(text, name):
     """Someone who reads the environment cannot use a hash."""
-    key = Keys(secrets(text)).find(SECRET)
+    keys = Keys(secrets(text))
+    key = keys.find(SECRET)
     assert key is not None
     assert (key.name, key.scopes) == (name, ("read",))
     for wrong in ("", SECRET[:-1], SECRET + "x", text if text != SECRET else "x", DIGEST, "ключ", "\udcff"):
-        assert Keys(secrets(text)).find(wrong) is None
-
-
-def test_a_key_for_both_scopes_may_write():
-    for keys in (Keys(secrets(SECRET), secrets(SECRET)), Keys((), secrets(f"ci:{SECRET}"))):
-        key = keys.find(SECRET)
-        assert key is not None
-        assert key.scopes == ("read", "write")
+        assert keys.find(wrong) is None
+    both = Keys(secrets(text), secrets(text)).find(SECRET)
+    assert both is not None
+    assert both.scopes == ("read", "write")
 
 
 @pytest.mark.parametrize(
-    ("text", "part"),
+    "text",
     [
-        ("short", "too easy"),
-        ("ci:short", "too easy"),
-        ("a" * 40, "too easy"),
-        ("", "too easy"),
-        ("sha256:1234", "64 hexadecimal digits"),
-        (f"my key:{SECRET}", "name"),
-        (f":{SECRET}", "name"),
-        (f"ci:{SECRET} x", "space"),
-        (f"ci:{SECRET}\n", "space"),
-        (f"ci:{SECRET}é", "ASCII"),
+        *("short", "ci:short", "a" * 40, "", "sha256:1234"),
+        *(f"my key:{SECRET}", f":{SECRET}", f"ci:{SECRET} x", f"ci:{SECRET}\n", f"ci:{SECRET}é"),
     ],
 )
-def test_an_invalid_key_is_refused_without_being_shown(text, part):
-    with pytest.raises(InvalidRequest, match=part) as caught:
+def test_an_invalid_key_is_refused_without_being_shown(text):
+    with pytest.raises(InvalidRequest) as caught:
         Keys(secrets(text))
     assert SECRET not in str(caught.value)
 
 
-def test_a_keys_file(tmp_path):
-    file = tmp_path / "keys"
-    file.write_text(f"# ours\nread phone:{SECRET}  # of the app\n\nwrite ci:{SECRET[::-1]}\n")
-    keys = Keys(file=file)
-    assert len(keys) == 2
-    writer = keys.find(SECRET[::-1])
-    assert writer is not None
-    assert writer.name == "ci"
-    for text, part in (("", "no keys"), (f"admin {SECRET}", "Line 1"), (f"{SECRET}\n", "Line 1")):
-        file.write_text(text)
-        with pytest.raises(InvalidRequest, match=part) as caught:
-            Keys(file=file)
-        assert SECRET not in str(caught.value)
-    with pytest.raises(InvalidRequest):
-        Keys(file=tmp_path / "missing")
+@pytest.mark.parametrize("text", ["", f"admin {SECRET}", f"{SECRET}\n", None])
+def test_an_invalid_file_of_keys_is_refused_without_being_shown(tmp_path, text):
+    if text is not None:
+        (tmp_path / "keys").write_text(text)
+    with pytest.raises(InvalidRequest) as caught:
+        Keys(file=tmp_path / "keys")
+    assert SECRET not in str(caught.value)
 
 
 # ---- the access that routes declare
@@ -315,22 +273,16 @@ def test_a_route_without_declared_access_stops_the_start():
 
 
 @pytest.mark.parametrize("name", ["search", "embed", "embeddings", "predict", "v1", "healthz", "login"])
-def test_no_name_turns_a_write_into_a_read(name):
-    for method, path in (
-        ("POST", f"/api/v1/collections/{name}/items"),
-        ("PUT", f"/api/v1/collections/{name}"),
-        ("DELETE", f"/api/v1/collections/{name}"),
-        ("DELETE", f"/api/v1/collections/x/items/{name}"),
-        ("POST", f"/api/v1/collections/x/items/{name}"),
-        ("POST", f"/api/v1/collections/{name}/snapshot"),
-        ("POST", f"/api/v1/probes/{name}"),
-        ("PUT", f"/api/v1/collections/x/{name}"),
-        ("POST", f"/v1/{name}x"),
-        ("POST", f"//v1/{name}"),
-        ("POST", f"/v1/{name}/"),
-        ("POST", f"/v1/{name}\n"),
-        ("PATCH", f"/v1/{name}"),
-        ("BREW", "/app/x"),
-        ("POST", "/app/x"),
-    ):
-        assert RULES.of(method, path).scope == WRITE, path
+@pytest.mark.parametrize(
+    "request_",
+    [
+        *(f"{method} /api/v1/collections/{{}}" for method in ("PUT", "DELETE")),
+        *(f"POST /api/v1/collections/{{}}/{what}" for what in ("items", "snapshot")),
+        *(f"{method} /api/v1/collections/x/items/{{}}" for method in ("POST", "DELETE")),
+        *("PUT /api/v1/collections/x/{}", "POST /api/v1/probes/{}", "POST /app/x", "BREW /app/x"),
+        *("POST /v1/{}x", "POST //v1/{}", "POST /v1/{}/", "POST /v1/{}\n", "PATCH /v1/{}"),
+    ],
+)
+def test_no_name_turns_a_write_into_a_read(name, request_):
+    method, _, path = request_.format(name).partition(" ")
+    assert RULES.of(method, path).scope == WRITE

@@ -169,12 +169,6 @@ def test_json_has_all_values_of_the_library(client, encoder, image_files, send, 
     assert "png" not in found
 
 
-@pytest.mark.parametrize(("targets", "query"), [(0, {"point": [20, 30]}), (1, {}), (0, {"box": [8, 8, 40, 64]})])
-def test_a_center_prior_of_a_part_is_refused(client, image_files, targets, query):
-    sent = form(image_files[0], image_files[1 : 1 + targets], center_prior=True, **query)
-    is_problem(client.post(PATH, **sent), 422, "invalid_request")
-
-
 def test_maps_come_as_an_array_or_an_image(client, encoder, image_files):
     [want] = encoder.attention_maps(AttentionSettings(Point(20, 30)), image_files[0])
     array = client.post(PATH, headers=NPY, **form(image_files[0], point=[20, 30]))
@@ -230,23 +224,6 @@ def test_the_encoder_is_the_named_one_or_that_of_the_collection(client, server, 
         is_problem(other, 409, "fingerprint_mismatch")
     finally:
         client.delete("/api/v1/collections/seen")
-
-
-@pytest.mark.parametrize(
-    ("image", "status", "code", "words"),
-    [
-        (png(Image.new("RGB", (64, 64)))[:50], 422, "undecodable_image", "broken"),
-        (b"garbage", 415, "unsupported_image", ""),
-        (b"", 415, "unsupported_image", ""),
-    ],
-)
-def test_unreadable_images_are_named_in_the_error(client, image_files, image, status, code, words):
-    alone = client.post(PATH, files=[("image", ("x", image))])
-    assert words in is_problem(alone, status, code)
-    good = ("image", ("x", image_files[0].read_bytes()))
-    target = ("target", ("y", image_files[1].read_bytes()))
-    among = client.post(PATH, files=[good, target, ("target", ("z", image))])
-    assert "number 1" in is_problem(among, status, code)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (1000, 200)])

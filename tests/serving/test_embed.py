@@ -213,3 +213,24 @@ def test_the_routes_of_tei(client, image_files, encoder):
     info, health = client.get("/info").json(), client.get("/health")
     assert (info["model_id"], info["model_sha"]) == ("resnet18", encoder.fingerprint)
     assert (health.status_code, health.content) == (200, b"")
+
+
+NPY, BYTES, JSON = "application/x-npy", "application/octet-stream", "application/json"
+
+
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        (f"{JSON};q=0.5, {NPY};q=0.9", NPY),
+        (f"{NPY};q=0.5, {JSON}", JSON),
+        (f"{NPY};q=0", JSON),
+        (f"text/html, {NPY}", NPY),
+        (f"{BYTES}, {NPY}", BYTES),
+        (f"{NPY};q=high", NPY),
+        (f"{NPY};q=0.1, */*", JSON),
+        *((accept, JSON) for accept in (f"{JSON}, */*", "text/html", "")),
+    ],
+)
+def test_the_preferred_media_type_is_chosen(client, image_files, accept, kind):
+    answer = client.post("/api/v1/embed", files=upload(image_files[:1]), headers={"Accept": accept})
+    assert (answer.status_code, answer.headers["content-type"]) == (200, kind)

@@ -26,11 +26,22 @@ from serving.limits import Admission
 from serving.patient_models import PatientEmbedder
 from serving.telemetry import Json, Metrics, Text
 
-# ---- jobs: the queue, progress, results and errors
+# ---- jobs: the queue, progress, results, errors, and the log without private data
 
 
-def test_a_job_reports_its_progress_and_result(world):
-    job = world.submit("a", steps=4)
+@pytest.fixture
+def lines(caplog):
+    """lines(formatter) -> the log lines of jobs so far."""
+    caplog.set_level(logging.INFO, "nnclr_hub.jobs")
+    return lambda formatter: [formatter.format(one) for one in caplog.records if one.name == "nnclr_hub.jobs"]
+
+
+def count(world, name: str, **labels: str) -> float:
+    return world.metrics.registry.get_sample_value(name, labels)
+
+
+def test_a_job_reports_its_progress_and_result(world, lines):
+    job = world.submit("a secret name", steps=4)
     assert (job.state, job.done, job.total) == ("queued", 0, 0)
     world.work.let(2)
     while world.jobs.get(job.id).done < 2:
@@ -41,11 +52,19 @@ def test_a_job_reports_its_progress_and_result(world):
     assert world.made() == []
     world.work.let(2)
     done = until(world.jobs, job.id, "done")
-    assert (done.done, done.total, done.result, done.error) == (4, 4, {"made": "a"}, None)
+    assert (done.done, done.total, done.result, done.error) == (4, 4, {"made": "a secret name"}, None)
     assert job.created <= done.started <= done.ended
     assert (done.eta_s, done.phase) == (None, "")
     assert done.changes > running.changes > job.changes
-    assert world.made() == ["a"]
+    assert world.made() == ["a secret name"]
+    assert count(world, "nnclr_jobs_total", kind="work", outcome="done") == 1
+    assert count(world, "nnclr_jobs_active") == 0
+    start, end = (json.loads(line) for line in lines(Json()))
+    assert (start["message"], start["level"], start["job"]) == ("work job started", "info", job.id)
+    assert (end["message"], end["kind"], end["done"]) == ("work job done", "work", 4)
+    assert end["s"] == pytest.approx(done.ended - done.started, abs=0.001)
+    assert lines(Text())[1].endswith(f"info    work job done job={job.id} s={end['s']} done=4")
+    assert "secret" not in "".join(lines(Json()))
 
 
 def test_a_job_waits_for_its_own_kind_only(world):
@@ -66,6 +85,7 @@ def test_a_failed_job_has_an_error_without_paths_or_internals(world, caplog):
     assert (job.error["status"], job.error["code"]) == (500, "internal")
     assert "ZeroDivision" not in str(job.error)
     assert "ZeroDivisionError" in caplog.text
+    assert count(world, "nnclr_jobs_total", kind="work", outcome="failed") == 2
     until(world.jobs, world.submit("c").id, "done")
     assert world.made() == ["c"]
 
@@ -79,71 +99,50 @@ def test_hidden_parameters_are_kept_until_the_job_ends_and_never_shown(world):
     assert world.store.records.get(HIDDEN, job.id) is None
 
 
-def test_jobs_are_counted(world):
-    world.work.let(9)
-    until(world.jobs, world.submit("a").id, "done")
-    until(world.jobs, world.submit("b", fails=True).id, "failed")
-    value = world.metrics.registry.get_sample_value
-    assert value("nnclr_jobs_total", {"kind": "work", "outcome": "done"}) == 1
-    assert value("nnclr_jobs_total", {"kind": "work", "outcome": "failed"}) == 1
-    assert value("nnclr_jobs_active") == 0
+GROUPS = {"found": 300, "groups": [{"ids": [f"item-{i}"]} for i in range(300)], "few": [1, 2]}
+LARGE = {"few": [{"ids": "x" * 900}] * 3, "many": [[i, 0] for i in range(40)], "errors": [{"name": "m\udcfc.png"}]}
 
 
-def test_a_result_that_is_too_long_is_cut_and_says_what_is_missing(make_world):
-    world = make_world(most=1000)
-    whole = {"found": 300, "groups": [{"ids": [f"item-{i}"]} for i in range(300)], "few": [1, 2]}
+@pytest.mark.parametrize(
+    ("most", "whole", "cut", "kept"),
+    [
+        (1000, GROUPS, "groups", {"found": 300, "few": [1, 2]}),
+        # by bytes, not by entries; and a name of a file may hold a byte that is not UTF-8
+        (2000, LARGE, "few", {"many": LARGE["many"], "errors": [{"name": "m?.png"}]}),
+    ],
+)
+def test_a_result_that_is_too_long_is_cut_and_says_what_is_missing(make_world, most, whole, cut, kept):
+    world = make_world(most=most)
     world.jobs.tasks["work"] = Task("work", WorkRequest, "/x", False, lambda *given: whole)
     job = until(world.jobs, world.submit("a").id, "done")
-    assert len(job.data) <= 1000
-    assert list(job.result) == ["found", "groups", "few"]
-    assert (job.result["found"], job.result["few"]) == (300, [1, 2])
-    kept = len(job.result["groups"])
-    assert job.result["groups"] == whole["groups"][:kept]
-    assert job.truncated.startswith(f"{300 - kept} of the 300 entries of `groups` are left out")
+    assert len(job.data) <= most
+    assert list(job.result) == list(whole)
+    assert job.result == {cut: whole[cut][: len(job.result[cut])], **kept}
+    left_out = len(whole[cut]) - len(job.result[cut])
+    assert job.truncated.startswith(f"{left_out} of the {len(whole[cut])} entries of `{cut}` are left out")
     world.restart()
     assert world.jobs.get(job.id) == job
-
-
-def test_the_largest_part_of_a_long_result_is_cut_whatever_the_names_of_files(make_world):
-    """By bytes, not by entries; and a name may hold a byte that is not UTF-8."""
-    whole = {"few": [{"ids": "x" * 900}] * 3, "many": [[i, 0] for i in range(40)], "errors": [{"name": "m\udcfc.png"}]}
-    world = make_world(most=2000)
-    world.jobs.tasks["work"] = Task("work", WorkRequest, "/x", False, lambda *given: whole)
-    job = until(world.jobs, world.submit("a").id, "done")
-    assert len(job.data) <= 2000
-    assert job.result["many"] == whole["many"]
-    assert job.result["errors"] == [{"name": "m?.png"}]
-    assert job.result["few"] == whole["few"][:1]
-    assert job.truncated.startswith("2 of the 3 entries of `few` are left out")
 
 
 # ---- jobs on disk: pages, marks, increasing ids, and the deletion of old jobs
 
 
-def test_old_ended_jobs_are_deleted_and_running_ones_kept(make_world):
-    world = make_world(keep=2)
-    waiting = world.submit("running")
-    until(world.jobs, waiting.id, "running")
-    world.other.let(100)
-    ended = [until(world.jobs, world.submit(name, "other").id, "done").id for name in "abcd"]
-    assert [job.id for job in world.jobs.list(9)[0]] == [ended[3], ended[2], waiting.id]
-    with pytest.raises(JobNotFound):
-        world.jobs.get(ended[0])
-
-
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_long_job_is_not_deleted_when_it_ends(make_world, restarted):
+def test_old_jobs_are_deleted_and_a_long_one_is_not_deleted_when_it_ends(make_world, restarted):
     world = make_world(keep=2)
     slow = world.submit("slow")
     until(world.jobs, slow.id, "running")
     world.other.let(100)
     ended = [until(world.jobs, world.submit(name, "other").id, "done").id for name in "abc"]
+    assert [job.id for job in world.jobs.list(9)[0]] == [ended[2], ended[1], slow.id]  # it still runs
     world.work.let(3)
     assert until(world.jobs, slow.id, "done").result == {"made": "slow"}
     if restarted:
         world.restart()
         ended.append(until(world.jobs, world.submit("d", "other").id, "done").id)
     assert {job.id for job in world.jobs.list(9)[0]} == {slow.id, ended[-1]}
+    with pytest.raises(JobNotFound):
+        world.jobs.get(ended[0])
 
 
 def test_a_mark_of_a_running_job_is_kept_when_an_older_job_of_the_request_is_deleted(make_world):
@@ -198,31 +197,15 @@ def test_a_waiting_job_is_cancelled_at_once_and_never_starts(world):
     assert world.work.cleaned == []
 
 
-def test_a_job_cancelled_just_before_it_starts_never_starts(world, monkeypatch):
-    reached, go_on = threading.Event(), threading.Event()
-    lock = world.jobs._lock
-
-    class Held:
-        """Let the thread of the job wait where it would start it."""
-
-        def __enter__(self):
-            if threading.current_thread().name == "work jobs":
-                reached.set()
-                go_on.wait(60)
-            lock.acquire()
-
-        def __exit__(self, *error):
-            lock.release()
-
-    monkeypatch.setattr(world.jobs, "_lock", Held())
-    job = world.submit("a")
-    assert reached.wait(60)
-    assert world.jobs.cancel(job.id).state == "cancelled"
-    go_on.set()
-    world.work.let(3)
-    until(world.jobs, world.submit("b").id, "done")
-    assert world.work.begun == ["b"]
-    assert world.jobs.get(job.id).state == "cancelled"
+def test_a_job_cancelled_just_before_it_starts_never_starts(world):
+    """Whichever thread is first: the job starts and is cancelled at its next step, or it never starts."""
+    for number in range(60):
+        job = world.submit(str(number))
+        time.sleep(number % 20 / 20_000)
+        never = world.jobs.cancel(job.id).state == "cancelled"
+        until(world.jobs, job.id, "cancelled")
+        assert (str(number) in world.work.begun) != never
+    assert world.work.cleaned == world.work.begun
 
 
 def test_a_running_job_is_cancelled_at_its_next_step_and_cleaned_up(world):
@@ -236,16 +219,23 @@ def test_a_running_job_is_cancelled_at_its_next_step_and_cleaned_up(world):
     assert world.jobs.cancel(job.id).state == "cancelled"
 
 
-def test_a_cancelled_job_is_cleaned_up_at_the_next_start_if_the_server_crashed(world):
+def crashed(world, **left: object):
+    """Restart after a crash in a job, which leaves its record with these values; return the job."""
     job = world.submit("a")
     until(world.jobs, job.id, "running")
     world.jobs.stop()
     records = JobRecords(world.store.records, 9)
-    left = records.get(job.id)
-    assert left is not None
-    records.update(replace(left, state="running", cancelling=True))
+    stored = records.get(job.id)
+    assert stored is not None
+    records.update(replace(stored, state="running", **left))
+    records.add(replace(stored, id=records.new_id(), kind="of the future"), {})
     world.jobs = world.new()
     world.jobs.start()
+    return job
+
+
+def test_a_cancelled_job_is_cleaned_up_at_the_next_start_if_the_server_crashed(world):
+    job = crashed(world, cancelling=True)
     until(world.jobs, job.id, "cancelled")
     assert world.work.cleaned == ["a"]
     assert world.work.begun == ["a"]
@@ -262,42 +252,10 @@ def test_an_interrupted_job_that_waits_again_is_cleaned_up_when_cancelled(world)
     assert world.work.cleaned == ["a"]
 
 
-# ---- the log of jobs: their start, their end, and no private data
-
-
-@pytest.fixture
-def lines(caplog):
-    """lines(formatter) -> the log lines of jobs so far."""
-    caplog.set_level(logging.INFO, "nnclr_hub.jobs")
-    return lambda formatter: [formatter.format(one) for one in caplog.records if one.name == "nnclr_hub.jobs"]
-
-
-def test_start_and_end_are_logged_with_the_duration(world, lines):
-    job = world.submit("a secret name")
-    until(world.jobs, job.id, "running")
-    world.work.let(3)
-    ended = until(world.jobs, job.id, "done")
-    start, end = (json.loads(line) for line in lines(Json()))
-    assert (start["message"], start["level"], start["job"]) == ("work job started", "info", job.id)
-    assert (end["message"], end["kind"], end["done"]) == ("work job done", "work", 3)
-    assert end["s"] == pytest.approx(ended.ended - ended.started, abs=0.001)
-    assert lines(Text())[1].endswith(f"info    work job done job={job.id} s={end['s']} done=3")
-    assert "secret" not in "".join(lines(Json()))
-
-
-def test_a_job_interrupted_by_a_shutdown_is_logged_and_starts_again(world, lines):
-    job = world.submit("a")
-    until(world.jobs, job.id, "running")
-    world.restart()
-    until(world.jobs, job.id, "running")
-    messages = [json.loads(line)["message"] for line in lines(Json())]
-    assert [message.split()[2] for message in messages] == ["started", "interrupted", "started"]
-
-
 # ---- jobs when the server shuts down, crashes or cannot write: no job is lost, and none is done twice
 
 
-def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world):
+def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world, lines):
     running, waiting = world.submit("a"), world.submit("b")
     until(world.jobs, running.id, "running")
     world.jobs.stop()
@@ -315,19 +273,12 @@ def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world):
     assert world.work.states == [{}, {"begun": 1}, {}]
     assert world.made() == ["a", "b"]
     assert world.work.cleaned == []
+    messages = [json.loads(line)["message"].split()[2] for line in lines(Json())]
+    assert messages == ["started", "interrupted", "started", "done", "started", "done"]
 
 
 def test_a_job_that_crashed_the_server_three_times_fails(world):
-    job = world.submit("a")
-    until(world.jobs, job.id, "running")
-    world.jobs.stop()
-    records = JobRecords(world.store.records, 9)
-    left = records.get(job.id)
-    assert left is not None
-    records.update(replace(left, state="running", attempts=3))
-    records.add(replace(left, id=records.new_id(), kind="of the future"), {})
-    world.jobs = world.new()
-    world.jobs.start()
+    job = crashed(world, attempts=3)
     failed = world.jobs.get(job.id)
     assert (failed.state, failed.error["code"]) == ("failed", "interrupted")
     assert world.jobs.list(1)[0][0].error["code"] == "interrupted"
@@ -483,11 +434,16 @@ def test_uploads_are_renewed_when_their_job_is_written_and_at_each_start_and_del
 class Admitted:
     """Embed an image as its width. Admission allows 100 bytes, and an image has as many bytes as its width."""
 
-    def __init__(self) -> None:
+    name = "x"
+
+    def __init__(self, *refusals: Exception) -> None:
         self.admission = Admission(512, 100, Metrics())
+        self.refusals = list(refusals)
         self.calls: list[int] = []
 
     def embed_each(self, images) -> list[np.ndarray]:
+        if self.refusals:
+            raise self.refusals.pop(0)
         size = sum(image.width for image in images)
         self.admission.enter(len(images), size)
         self.admission.leave(len(images), size)
@@ -495,31 +451,21 @@ class Admitted:
         return [np.array([image.width]) for image in images]
 
 
-def test_images_that_are_too_large_together_are_sent_in_smaller_groups_and_in_order():
-    embedder = Admitted()
-    images = [Image.new("RGB", (30 + i, 1)) for i in range(10)]
-    found = PatientEmbedder(embedder, lambda seconds: None).embed_each(images)  # type: ignore[arg-type]
-    assert [int(one[0]) for one in found] == [image.width for image in images]  # type: ignore[index]
-    assert embedder.calls == [2] * 5
-
-
-def test_an_image_that_is_too_large_alone_is_refused():
-    with pytest.raises(RequestTooLarge):
-        PatientEmbedder(Admitted(), lambda seconds: None).embed_each([Image.new("RGB", (101, 1))])  # type: ignore[arg-type]
-
-
-def test_embedding_is_retried_while_the_engine_is_busy():
-    class Busy:
-        name, refusals = "x", [Overloaded("busy", 2.0), NotReady("starting")]
-
-        def embed_each(self, images):
-            if self.refusals:
-                raise self.refusals.pop(0)
-            return [np.full(2, float(image)) for image in images]
-
-    waits: list[float] = []
-    embedder = PatientEmbedder(Busy(), waits.append)  # type: ignore[arg-type]
-    found = embedder.embed_each(str(i) for i in range(70))
-    assert [float(one[0]) for one in found] == list(range(70))
-    assert waits == [2.0, 1.0]
-    assert embedder.name == "x"
+@pytest.mark.parametrize(
+    ("refusals", "widths", "calls", "waits"),
+    [
+        ((), range(30, 40), [2] * 5, []),
+        ((Overloaded("busy", 2.0), NotReady("starting")), [1] * 70, [32, 32, 6], [2.0, 1.0]),
+        ((), [101], RequestTooLarge, []),
+    ],
+)
+def test_images_are_embedded_in_order_in_groups_that_the_engine_admits(refusals, widths, calls, waits):
+    engine, waited = Admitted(*refusals), []
+    embedder = PatientEmbedder(engine, waited.append)  # type: ignore[arg-type]
+    images = [Image.new("RGB", (width, 1)) for width in widths]
+    if calls is RequestTooLarge:
+        with pytest.raises(RequestTooLarge):
+            embedder.embed_each(images)
+        return
+    assert [int(one[0]) for one in embedder.embed_each(iter(images))] == list(widths)  # type: ignore[index]
+    assert (engine.calls, waited, embedder.name) == (calls, waits, "x")

@@ -1,72 +1,10 @@
 """Responses: media types, HEAD, disconnects, and the reports of runs."""
 
-import asyncio
-
 import httpx
-import pytest
 from fake_runs import write_run
-from fastapi import Request
-from rest_requests import is_problem, upload
-from starlette.requests import ClientDisconnect
-
-from serving.answers import BYTES, JSON, NPY, wanted
-from serving.limits import while_connected
+from rest_requests import upload
 
 # ---- the media type of a response, and work that ends with its client
-
-
-@pytest.mark.parametrize(
-    ("accept", "kind"),
-    [
-        ("application/json;q=0.5, application/x-npy;q=0.9", NPY),
-        ("application/x-npy;q=0.5, application/json", JSON),
-        ("application/x-npy;q=0", JSON),
-        ("text/html, application/x-npy", NPY),
-        ("application/octet-stream, application/x-npy", BYTES),
-        ("application/x-npy;q=high", NPY),
-        ("application/x-npy;q=0.1, */*", JSON),
-        ("application/json, */*", JSON),
-        ("text/html", JSON),
-        ("", JSON),
-    ],
-)
-def test_the_preferred_media_type_is_chosen(accept, kind):
-    request = Request({"type": "http", "headers": [(b"accept", accept.encode())]})
-    assert wanted(request, NPY, BYTES) == kind
-
-
-@pytest.mark.parametrize("ended_by", ["client", "server"])
-def test_work_ends_with_its_client_or_with_its_task(ended_by):
-    """No task is left behind: neither the work nor the one that waits for the disconnect."""
-
-    async def run() -> None:
-        begun, gone, cancelled = asyncio.Event(), asyncio.Event(), asyncio.Event()
-
-        async def receive():
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def work():
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                cancelled.set()
-
-        request = Request({"type": "http", "method": "GET", "path": "/", "headers": []}, receive)
-        task = asyncio.create_task(while_connected(request, work()))
-        await begun.wait()
-        assert not cancelled.is_set()
-        if ended_by == "client":
-            gone.set()
-        else:
-            task.cancel()
-        with pytest.raises(ClientDisconnect if ended_by == "client" else asyncio.CancelledError):
-            await task
-        assert cancelled.is_set()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    asyncio.run(run())
 
 
 # ---- hEAD requests: the status and headers of GET, without the body
@@ -127,13 +65,3 @@ def test_a_report_cannot_run_scripts_or_load_files(client):
     assert not any("script" in part or "http" in part for part in policy)
     assert headers["x-frame-options"] == "SAMEORIGIN"
     assert headers["x-content-type-options"] == "nosniff"
-
-
-def test_only_runs_can_be_read(client, server):
-    (server.app.state.settings.runs.parent / "report.html").write_text("outside")
-    for name in ("nothing", "..", "%2e%2e", "..%2fstore", "first/.."):
-        answer = client.get(f"/api/v1/runs/{name}/report")
-        assert answer.status_code == 404, name
-        assert "outside" not in answer.text
-    said = is_problem(client.get("/api/v1/runs/nothing/report"), 404, "run_not_found")
-    assert str(server.app.state.settings.runs) not in said

@@ -61,20 +61,13 @@ def test_the_job_reports_no_paths_of_the_machine(client, server):
         assert str(server.folder) not in json.dumps(shown)
 
 
-@pytest.mark.parametrize(
-    "body", [{"folder": "2024"}, *({"source": "images", "folder": folder} for folder in ("2024/cat/00.jpg", "loop"))]
-)
-def test_no_other_folder_is_read(client, body):
-    """See test_refusals.py, too."""
-    answer = client.post(INDEX.format("there"), json=body)
-    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
-
-
 def test_links_to_other_folders_are_not_followed(client, server):
     link = server.folder / "images" / "link"
     link.symlink_to(server.folder / "secret")
     try:
-        assert client.post(INDEX.format("there"), json={"source": "images", "folder": "link"}).status_code == 422
+        for folder in ("link", "loop"):
+            answer = client.post(INDEX.format("there"), json={"source": "images", "folder": folder})
+            assert (answer.status_code, answer.json()["code"]) == (422, "invalid_request")
     finally:
         link.unlink()
 

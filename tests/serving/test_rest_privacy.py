@@ -1,11 +1,9 @@
 """No response contains a path of the server's machine."""
 
 import base64
-import json
 import tempfile
 from pathlib import Path
 
-import pytest
 from rest_requests import is_problem
 
 from nnclr_hub.errors import StoreError
@@ -79,33 +77,3 @@ def test_a_model_goes_by_its_name(client, model, image_files):
         client.post("/api/v1/collections/named/items", files={"files": image_files[0].read_bytes()}).status_code == 200
     )
     client.delete("/api/v1/collections/named")
-
-
-@pytest.mark.parametrize("clause", ["must", "should", "must_not"])
-@pytest.mark.parametrize("kind", [{"match": "/a"}, {"prefix": "/"}, {"range": {"gte": "/"}}, {"exists": True}])
-def test_the_folder_of_an_indexed_item_cannot_be_guessed(client, collection, clause, kind):
-    """A filter on a private key could reveal its value letter by letter."""
-    indexed = {"root": "/home/somebody/image_files", "path": "cat/1.jpg", "size": 1, "mtime": 1.0}
-    dim = client.get(collection).json()["dim"]
-    vector = [1.0] + [0.0] * (dim - 1)
-    body = [{"id": "a", "vector": vector, "metadata": indexed}]
-    assert client.put(f"{collection}/items", json=body).status_code == 200
-    condition = {"key": "root", **kind}
-    where = {clause: [{"key": "path", "match": "cat/1.jpg"}, condition]}
-    text = {"where": json.dumps(where)}
-    query = {"vector": vector, "where": where}
-    one = [
-        client.get(f"{collection}/count", params=text),
-        client.get(f"{collection}/items", params=text),
-        client.post(f"{collection}/search", json=query),
-        client.post(f"{collection}/search/batch", json={"queries": [query]}),
-        client.post(f"{collection}/search", json={"vector": vector, "group_by": "root"}),
-        client.post(f"{collection}/duplicates", json={"threshold": 0.9, "where": where}),
-        client.post("/api/v1/probes", json={"name": "p", "collection": "photos", "field": "root"}),
-        client.post("/api/v1/probes", json={"name": "p", "collection": "photos", "field": "path", "where": where}),
-    ]
-    for answer in one:
-        assert answer.status_code == 422, (answer.url, answer.text)
-        assert "use 'path'" in answer.json()["detail"]
-    kept = {"must": [{"key": "path", "match": "cat/1.jpg"}]}
-    assert client.get(f"{collection}/count", params={"where": json.dumps(kept)}).json()["count"] == 1

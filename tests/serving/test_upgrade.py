@@ -105,12 +105,3 @@ def test_an_offer_without_a_body_is_answered_on_the_same_connection(strict):
             answer = connection.recv(65536)
             assert statuses(answer) == [200]
             assert b"upgrade" not in answer.lower()
-
-
-@pytest.mark.parametrize(
-    "headers",
-    [b"Content-Length: 3\r\nContent-Length: 4\r\n", b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n"],
-)
-def test_an_ambiguous_length_is_refused_with_an_offer_too(strict, victim, headers):
-    message = head("POST", SEARCH, OFFERS["java"], close=False) + headers + b"\r\nabc" + INNER
-    assert statuses(talk(strict.url, [message])) == [400]

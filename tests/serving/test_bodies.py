@@ -1,0 +1,280 @@
+"""Bodies and heads that are malicious, large, slow or truncated, sent byte by byte; afterwards the server is ready."""
+
+import asyncio
+import json
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from rest_requests import talk
+from starlette.datastructures import Headers
+from starlette.types import Message
+from waiting import until
+
+from nnclr_hub.errors import RequestTooSlow
+from serving.limits import BodyLimits
+
+pytestmark = pytest.mark.usefixtures("well_afterwards")
+
+HOST = b"Host: 127.0.0.1\r\n"
+OFFER = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"  # see test_upgrade.py
+CHUNKED = b"Transfer-Encoding: chunked\r\n"
+HEALTH = b"GET /healthz HTTP/1.1\r\n"
+EMBED = b"POST /api/v1/embed HTTP/1.1\r\n" + HOST + b"Content-Type: multipart/form-data; boundary=b\r\n"
+PUT = b"PUT /api/v1/collections/c/items HTTP/1.1\r\n" + HOST + b"Content-Type: application/json\r\n"
+FORM, JSON = {"Content-Type": "multipart/form-data; boundary=b"}, {"Content-Type": "application/json"}
+FILE = b'--b\r\nContent-Disposition: form-data; name="files"; filename="x.jpg"\r\n\r\nx\r\n'
+FIELD = b'--b\r\nContent-Disposition: form-data; name="files"\r\n\r\nx\r\n'
+END = b"--b--\r\n"
+
+
+def chunks(piece: bytes, times: int) -> Iterator[bytes]:
+    for _ in range(times):
+        yield b"%x\r\n%s\r\n" % (len(piece), piece)
+    yield b"0\r\n\r\n"
+
+
+# ---- the head, and the length of the body
+
+
+# what is sent, and how the first line of the answer begins. A request could be smuggled past a proxy in the body of
+# another one if the two servers read its head differently.
+SMUGGLED = b"\r\nabc" + HEALTH + HOST + b"\r\n"
+HEADS = {
+    **{
+        f"{head[:4].decode()} with a length of {length}": (head + b"Content-Length: %d\r\n\r\n" % length, 413)
+        for head in (EMBED, PUT)
+        for length in (2_000_001, 10**12, 10**18)
+    },
+    "two lengths": (PUT + b"Content-Length: 3\r\nContent-Length: 4\r\n" + SMUGGLED, 400),
+    "a length and chunks": (PUT + b"Content-Length: 3\r\n" + CHUNKED + SMUGGLED, 400),
+    "two lengths and an offer": (PUT + OFFER + b"Content-Length: 3\r\nContent-Length: 4\r\n" + SMUGGLED, 400),
+    "a length, chunks and an offer": (PUT + OFFER + b"Content-Length: 3\r\n" + CHUNKED + SMUGGLED, 400),
+    "a negative length": (PUT + b"Content-Length: -3\r\n" + SMUGGLED, 400),
+    "a length with a sign": (PUT + b"Content-Length: +3\r\n" + SMUGGLED, 400),
+    "a length of 26 digits": (PUT + b"Content-Length: 99999999999999999999999999\r\n" + SMUGGLED, 400),
+    "another transfer encoding": (PUT + b"Transfer-Encoding: chunked, identity\r\n" + SMUGGLED, 400),
+    "a zero in a header": (PUT + b"X: a\x00b\r\n" + SMUGGLED, 400),
+    "a header on two lines": (PUT + b"X: a\n b\r\n" + SMUGGLED, 400),
+    "a folded first header": (PUT + b" X: folded\r\n" + SMUGGLED, 400),
+    "chunks above the limit": (b"".join([PUT, CHUNKED, b"\r\n", *chunks(b" " * 50_000, 60)]), 413),
+    "a long head": (HEALTH + HOST + b"X: " + b"y" * 60_000 + b"\r\n\r\n", 200),
+    "no head": (b"nonsense\r\n\r\n", 400),
+    "no host": (b"GET /x HTTP/1.1\r\n\r\n", 403),
+    "dots in the path": (b"GET /app/%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\n" + HOST + b"\r\n", 404),
+    **{
+        f"GET {path}": (b"GET %s HTTP/1.1\r\n%s\r\n" % (path.encode(), HOST), 404)
+        for path in ("/../../etc/passwd", "/app/../../etc/passwd", "//etc/passwd")
+    },
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_head_that_is_ambiguous_or_too_large_is_refused(strict, name):
+    message, status = HEADS[name]
+    answer = talk(strict.url, [message], whole=False)
+    assert answer.startswith(b"HTTP/1.1 %d" % status)
+    assert not [word for word in (b"server:", b"uvicorn", b"root:") if word in answer.lower()]
+
+
+# ---- time and memory
+
+
+@pytest.mark.parametrize("limit", ["body_idle_s", "body_s"])
+def test_a_client_that_is_silent_or_slow_is_answered_408(model, tmp_path, serve, limit):
+    def slowly() -> Iterator[bytes]:
+        yield PUT + b"Content-Length: 1000\r\n\r\n[1,"
+        for _ in range(20 if limit == "body_s" else 0):
+            time.sleep(0.05)
+            yield b" "
+
+    for server in serve(model, tmp_path / "store", **{limit: 0.3}):
+        answer = talk(server.url, slowly(), whole=False)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert RequestTooSlow.code.encode() in answer
+
+
+class Body:
+    """A body of ready pieces; the last one is followed by silence."""
+
+    def __init__(self, size: int, pieces: int) -> None:
+        self.size, self.pieces, self.received = size, pieces, 0
+        self.headers = Headers({"content-length": str(size * pieces)})
+
+    async def receive(self) -> Message:
+        if self.received == self.pieces:
+            await asyncio.Event().wait()
+        self.received += 1
+        return {"type": "http.request", "body": b"x" * self.size, "more_body": True}
+
+
+def test_a_body_whose_parts_are_always_ready_has_a_limit_on_its_time():
+    """No timeout can end a wait for them."""
+    limits = BodyLimits(max_bytes=1000, idle_s=60, total_s=0.01, permits=1000)
+    body = Body(0, 200_000)  # more than a second
+
+    async def use() -> None:
+        with limits.limited(body.receive, Headers()) as receive:
+            while body.received < body.pieces:
+                await receive()
+
+    with pytest.raises(RequestTooSlow):
+        asyncio.run(use())
+
+
+def test_the_memory_of_all_bodies_is_limited(strict):
+    """Two bodies of 900 kB fit into the limit in the settings, and the third does not. Their memory comes back."""
+    body = b"[" + b" " * 900_000 + b"]"
+    address = ("127.0.0.1", httpx.URL(strict.url).port)
+    for _ in range(2):
+        with ExitStack() as held:
+            connections = [held.enter_context(socket.create_connection(address)) for _ in range(3)]
+            for connection in connections:  # none is complete
+                connection.sendall(PUT + b"Content-Length: %d\r\n\r\n" % len(body) + body[:-1])
+            answered, *_ = select.select(connections, (), (), 60)
+            assert [connection.recv(12) for connection in answered] == [b"HTTP/1.1 429"]
+    url = f"{strict.url}/api/v1/collections/c/items"
+    until(lambda: httpx.put(url, content=body, headers=JSON, timeout=60).status_code == 200)
+
+
+def test_an_ordinary_request_does_not_wait_for_all_large_bodies():
+    limits = BodyLimits(max_bytes=10**8, idle_s=60, total_s=60, permits=10**9)
+    bodies = [Body(200_000, 50) for _ in range(20)]
+
+    async def upload(body: Body) -> None:
+        with limits.limited(body.receive, body.headers) as receive:
+            while True:
+                await receive()
+
+    async def use() -> int:
+        uploads = [asyncio.create_task(upload(body)) for body in bodies]
+        for _ in range(10):  # cycles of the event loop, as many as an ordinary request takes
+            await asyncio.sleep(0)
+        received = sum(body.received for body in bodies)
+        while sum(body.received for body in bodies) < 20 * 20:
+            await asyncio.sleep(0.01)
+        for one in uploads:
+            one.cancel()
+        await asyncio.wait(uploads)
+        assert min(body.received for body in bodies) > 10  # they take turns
+        return received
+
+    assert asyncio.run(use()) <= 10
+
+
+# ---- forms
+
+
+PATHS = ("/api/v1/embed", "/api/v1/collections/c/items", "/api/v1/collections/c/search")
+# path, form -> statuses
+FORMS: list[tuple[str, Callable[[], bytes], set[int]]] = [
+    *(
+        (path, lambda part=part, count=count: part * count + END, {400, 413, 422})
+        for path in PATHS
+        for part in (FILE, FIELD)
+        for count in (129, 20_000)
+    ),
+    *(
+        (PATHS[0], lambda form=form: form, {400, 413, 422})
+        for form in (
+            *(b"", b"--b", b"--b\r\nContent-Disp", b"--b--", b"--b\r\n\r\n\r\n" + END, b"garbage" * 1000),
+            b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n" + END,
+            FILE.replace(b"x.jpg", b"a" * 500_000) + END,
+            FIELD.replace(b"\r\nx\r\n", b"x" * 1_900_000) + END,
+            b"--b\r\n" + b"X: y\r\n" * 100_000 + b"\r\n\r\n" + END,
+        )
+    ),
+    *((PATHS[0], lambda end=end: (FILE * 2 + END)[:end], {400}) for end in range(1, 2 * len(FILE) + 4, 7)),
+    (PATHS[0], lambda: FILE * 2 + END, {422}),  # a whole form without images
+]
+
+
+@pytest.mark.parametrize(("path", "make", "statuses"), FORMS)
+def test_a_malformed_form_is_refused_as_a_whole(strict, path, make, statuses):
+    answer = httpx.post(strict.url + path, content=make(), headers=FORM, timeout=120)
+    assert answer.status_code in statuses
+    assert answer.json()["code"] in ("malformed", "request_too_large", "invalid_request", "undecodable_image")
+
+
+# ---- JSON
+
+
+def shapes(inner: bytes) -> Iterator[tuple[str, str, bytes]]:
+    """Yield method, path and body, with the JSON in every place that takes any value."""
+    items, search = "/api/v1/collections/c/items", "/api/v1/collections/c/search"
+    yield "PUT", items, inner
+    for field in (b"id", b"vector", b"metadata"):
+        item = {b"id": b'"a"', b"vector": b"[1, 2]", b"metadata": b"{}"} | {field: inner}
+        yield "PUT", items, b"[{" + b",".join(b'"%s":%s' % pair for pair in item.items()) + b"}]"
+    yield "PUT", items, b'[{"id":"a","vector":[1,2],"metadata":{"a":%s}}]' % inner
+    yield "PUT", items, b'[{"id":"a","vector":[1,%s]}]' % inner
+    for field in (b"k", b"offset", b"where", b"box", b"exact", b"score_threshold", b"effort", b"image", b"unknown"):
+        yield "POST", search, b'{"vector":[1,2],"%s":%s}' % (field, inner)
+    yield "POST", search, b'{"vector":[1,2],"where":{"must":[{"key":"a","match":%s}]}}' % inner
+    for field in (b"dim", b"indexed", b"model"):
+        yield "PUT", "/api/v1/collections/d", b'{"%s":%s}' % (field, inner)
+    for field in (b"model", b"input", b"dimensions", b"user"):
+        yield "POST", "/v1/embeddings", b'{"model":"m","input":"YQ==","%s":%s}' % (field, inner)
+
+
+ACCEPTED = {200, 201, 400, 404, 409, 413, 415, 422}
+INNER = {
+    # making millions of lists takes seconds in which no other thread runs
+    "millions of lists": (b"[" + b"[]," * 500_000 + b"[]]", {413}),
+    **{
+        name: (inner, ACCEPTED)
+        for name, inner in {
+            "10,000 open lists": b"[" * 10_000,
+            "lists 10,000 deep": b"[" * 10_000 + b"]" * 10_000,
+            "lists 900 deep": b"[" * 900 + b"]" * 900,
+            "objects 900 deep": b'{"a":' * 900 + b"1" + b"}" * 900,
+            "filters 60 deep": b'{"must":[' * 60 + b"]}" * 60,
+            "400 digits": b"9" * 400,
+            "5000 digits": b"9" * 5000,
+            "half of a surrogate": b'"\\ud800"',
+            "a zero in a string": b'"\\u0000"',
+            "no UTF-8": b'"\xff\xfe"',
+            "a long string": b'"' + b"a" * 100_000 + b'"',
+        }.items()
+    },
+    **{one.decode(): (one, ACCEPTED) for one in b"NaN Infinity -Infinity 1e400 -0.0e-999999 null true [] {}".split()},
+}
+
+
+@pytest.mark.parametrize("name", INNER)
+def test_no_json_makes_the_server_fail(strict, name):
+    inner, statuses = INNER[name]
+    with httpx.Client(base_url=strict.url, timeout=120) as client:
+        for method, path, body in shapes(inner):
+            answer = client.request(method, path, content=body, headers=JSON)
+            assert answer.status_code in statuses, (path, body[:60], answer.text[:300])
+            json.loads(answer.content, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+        client.delete("/api/v1/collections/d")
+
+
+LISTS = 200_001  # one more than the limit
+STRINGS = {
+    "brackets in a string": (b'"' + b"[{" * LISTS + b'"', False),
+    "brackets in a string after an escaped quote": (rb'"\"' + b"[" * LISTS + b'"', False),
+    "brackets after a string that ends in a backslash": (rb'"\\",' + b"[" * LISTS, True),
+    "lists": (b"[" * LISTS, True),
+    "objects": (b"{" * LISTS, True),
+    "as many lists as allowed": (b"[" * (LISTS - 2), False),  # with the list around them
+    # a scan that restarts at each of their quotes would take hours
+    **{
+        f"a string without an end: {part[:2]}": (b"[" * 199_000 + b'"' + part + b"[" * 9000, None)
+        for part in (b'\\"' * 890_000, b"\\\\" * 890_000 + b"\\", b'a"' * 590_000)
+    },
+}
+
+
+@pytest.mark.parametrize("name", STRINGS)
+def test_lists_and_objects_are_counted_outside_of_strings(strict, name):
+    inner, too_many = STRINGS[name]
+    body = b"[" + inner + b"]"
+    answer = httpx.put(f"{strict.url}/api/v1/collections/c/items", content=body, headers=JSON, timeout=60)
+    assert answer.status_code in {True: {413}, False: {400, 422}, None: {400, 413}}[too_many]
