@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes | str, *, durable: bool = False) -> None:
-    """Write a temporary file next to the file, then rename it; text becomes UTF-8.
+    """Write a temporary file next to the file, then rename it; text becomes UTF-8, and names keep other bytes.
 
     Args:
         path: path of the file.
@@ -20,7 +20,7 @@ def replace_file(path: Path, content: bytes | str, *, durable: bool = False) -> 
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+        temporary.write_bytes(content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content)
         if durable:
             _fsync(temporary)
         temporary.replace(path)

@@ -11,6 +11,7 @@ other threads waiting, the event loop included.
 from __future__ import annotations
 
 import io
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,6 @@ from starlette.types import Receive, Scope, Send
 
 from nnclr_hub.errors import AnswerTooLarge
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.checks import without_surrogates
 from nnclr_hub.workbench.privacy import INDEXED, ROOT
 
 from .limits import Admission, Budget, current_budget
@@ -82,8 +82,8 @@ def bounded(value: Mapping[str, Any], most: int) -> tuple[bytes, str]:
     """
     try:
         entries = {name: _entries(one, most) for name, one in value.items()}
-    except TypeError:  # names of files may contain half of a surrogate, which UTF-8 cannot encode
-        entries = {name: _entries(one, most) for name, one in without_surrogates(value).items()}
+    except TypeError:  # names of broken files may not be UTF-8
+        entries = {name: _entries(one, most) for name, one in _in_utf8(value).items()}
     room = most - 2 - sum(len(encoded(name)) + 4 for name in value)  # bytes left after an object of empty lists
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -118,6 +118,11 @@ def _entries(value: Any, most: int) -> list[bytes]:
         if size > most:
             break
     return entries
+
+
+def _in_utf8(value: Any) -> Any:
+    """Return a JSON value in which "?" replaces what UTF-8 cannot encode."""
+    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 class AnswerEncoder:

@@ -20,6 +20,7 @@ from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidReques
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.where import MAX_IN
+from nnclr_hub.utf8 import is_utf8
 from nnclr_hub.workbench.folder_changes import item_id
 from nnclr_hub.workbench.metadata import BOX
 
@@ -37,7 +38,8 @@ def collect(
 ) -> tuple[int, int]:
     """Add all images to a collection, which is created if necessary; call again to resume after an interruption.
 
-    Of images with the same path in one archive, the last one counts, as when it is unpacked.
+    Of images with the same path in one archive, the last one counts, as when it is unpacked. Those whose path is not
+    UTF-8 are left out with a warning.
 
     Args:
         into: allow a collection with other items.
@@ -67,7 +69,7 @@ def collect(
             collection.upsert(new)
         done, written = done + len(items), written + len(new)
         progress(done, total)
-    return total, written
+    return done, written
 
 
 def _repeats(shards: Shards) -> Counter[str]:
@@ -104,7 +106,7 @@ def _target(plan: ShardPlan, store: VectorStore, name: str) -> Collection:
 
 
 def _batches(shards: Shards, repeats: Counter[str]) -> Iterator[list[Item]]:
-    """Yield all items in order, without those that later ones replace."""
+    """Yield all items in order, without those that later ones replace, or that a collection cannot store."""
     left = Counter(repeats)
     for shard in shards:
         rows = list(zip(shard.images, shard.vectors, shard.metadata, shard.labels, strict=True))
@@ -114,8 +116,10 @@ def _batches(shards: Shards, repeats: Counter[str]) -> Iterator[list[Item]]:
                 item = _item(*row)
                 if left[item.id]:
                     left[item.id] -= 1
-                else:
+                elif is_utf8(item.metadata["root"] + item.metadata["path"]):
                     items.append(item)
+                else:
+                    log.warning("%s is left out, because its path is not UTF-8; rename it, and embed it again", row[0])
             if items:
                 yield items
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,9 @@ from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.plural import counted
 from nnclr_hub.store.exchange import require_parquet
+from nnclr_hub.utf8 import is_utf8
 
+log = logging.getLogger(__name__)
 ARRAY, ARRAYS, PARQUET, CSV = ".npy", ".npz", ".parquet", ".csv"
 COLUMNS = ("id", "path", "label", "metadata")  # before the vector
 MOST_TEXTS = 1 << 30  # bytes of one array of texts
@@ -117,6 +120,8 @@ def _write_parquet(shards: Shards, file: Path, shape: Shape) -> None:
     schema = pyarrow.schema([*kinds, ("vector", pyarrow.list_(number, shape[1]))])
     with written_whole(file) as out, ParquetWriter(out, schema, compression="zstd") as writer:
         for shard in shards:
+            if other := next((path for path in shard.paths if not is_utf8(path)), None):
+                log.warning("%s replaces bytes of names that are not UTF-8, such as %s; .csv keeps them", file, other)
             texts = zip(*_texts(shard), strict=True) if shard.count else ([] for _ in COLUMNS)
             columns: list[Any] = [pyarrow.array([_valid(one) for one in column], pyarrow.string()) for column in texts]
             flat = pyarrow.array(shard.vectors.reshape(-1), number)

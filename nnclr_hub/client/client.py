@@ -214,7 +214,7 @@ class Client:
         Raises:
             UnknownModel: if the server has no model of that name.
         """
-        return self._connection.send(Call("GET", f"/v1/models/{quote(name)}")).read(ServedModel.of)
+        return self._connection.send(Call("GET", f"/v1/models/{quote(name, errors='replace')}")).read(ServedModel.of)
 
     def embed_each(self, images: Iterable[ImageLike], model: str | None = None) -> list[np.ndarray | ImageError]:
         """Return one entry per image: its (D,) float32 unit vector, or its ImageError; any number of images.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from nnclr_hub.client.transport import Call, Connection, to_json
+from nnclr_hub.client.transport import Call, Connection
 from nnclr_hub.errors import ImageError, ImageTooLarge, InvalidRequest, NNCLRHubError, RequestTooLarge
 from nnclr_hub.images.source import Place
 from nnclr_hub.read_ahead import batches
@@ -119,10 +120,6 @@ def send_files(
 def load(image: FolderImage, request: FolderRequest) -> NewImage | ImageError:
     """Return an image of a folder as it is sent, or why it cannot be."""
     try:
-        to_json(image.metadata)
-    except InvalidRequest:
-        return ImageError("Its name is not UTF-8, which a request cannot carry; rename it.")
-    try:
         image = image.described()
         new = NewImage(image.id, image.path, image.metadata, request.thumbnails)
         return new if request.shrink is None else replace(new, image=_shrink(image_file(image.path)[1], request.shrink))
@@ -223,7 +220,7 @@ def upload_file(
         key = hashlib.sha256(f"{key}{state['job']['id']}".encode()).hexdigest()
     headers = {
         "Content-Type": kind.media_type,
-        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(file.name)}",
+        "Content-Disposition": f"attachment; filename*=UTF-8''{quote(os.fsencode(file.name))}",
         "Idempotency-Key": key,
     }
     received = state["received"]

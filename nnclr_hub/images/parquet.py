@@ -12,6 +12,7 @@ groups that are in use stay in memory.
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,7 +144,7 @@ def _opened(table: str) -> Iterator[Any]:
             with reading(table), ParquetFile(files.open(path, "rb")) as file:
                 yield file
         else:
-            with ParquetFile(table) as file:
+            with pa.OSFile(os.fsencode(table)) as raw, ParquetFile(raw) as file:  # a path need not be UTF-8
                 yield file
     except pa.ArrowMemoryError as error:
         raise InvalidRequest(

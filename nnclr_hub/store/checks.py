@@ -203,8 +203,8 @@ def metadata_json(item: Item) -> str:
     try:
         data = orjson.dumps(item.metadata, _plain, _STRICT)
     except TypeError as error:
-        if "surrogates" in str(error):  # file names may contain half of one, which UTF-8 cannot encode
-            return metadata_json(Item(item.id, item.vector, without_surrogates(item.metadata)))
+        if "surrogates" in str(error):  # orjson does not say which text it is
+            raise InvalidRequest(f"{what} must be UTF-8, got {item.metadata!r:.200}.") from error
         raise InvalidRequest(f"{what} is not JSON with integers of at most 64 bits ({error}).") from error
     if len(data) > MAX_METADATA:
         raise InvalidRequest(f"{what} must be at most {MAX_METADATA} bytes as JSON, got {len(data)}.")
@@ -238,14 +238,3 @@ def _refusal(value: Any, depth: int = 1) -> str | None:
         return f"must not be nested deeper than {MAX_DEPTH} levels"
     inner = [*value, *value.values()] if isinstance(value, Mapping) else value
     return next(filter(None, (_refusal(one, depth + 1) for one in inner)), None)
-
-
-def without_surrogates(value: Any) -> Any:
-    """Return a JSON value in which "?" replaces halves of surrogates, which file names may contain."""
-    if isinstance(value, str):
-        return value.encode("utf-8", "replace").decode()
-    if isinstance(value, Mapping):
-        return {without_surrogates(key): without_surrogates(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_surrogates(one) for one in value]
-    return value

@@ -131,7 +131,8 @@ def _write(path: Path, batches: Iterable[list[Item]], spec: CollectionSpec) -> d
     number, count = (pyarrow.float32() if spec.precision == "f32" else pyarrow.float16()), 0
     vector = pyarrow.list_(number, spec.dim)
     types = {"id": pyarrow.string(), "metadata": pyarrow.string(), "thumbnail": pyarrow.binary(), "vector": vector}
-    with ParquetWriter(path, pyarrow.schema(types), compression="zstd", use_dictionary=False) as writer:
+    schema = pyarrow.schema(types)
+    with path.open("wb") as file, ParquetWriter(file, schema, compression="zstd", use_dictionary=False) as writer:
         for items in batches:
             numbers = np.concatenate([item.vector for item in items]).astype(number.to_pandas_dtype())
             columns = [
@@ -140,7 +141,7 @@ def _write(path: Path, batches: Iterable[list[Item]], spec: CollectionSpec) -> d
                 [item.thumbnail for item in items],
                 pyarrow.FixedSizeListArray.from_arrays(numbers, type=vector),
             ]
-            writer.write_table(pyarrow.table(columns, schema=writer.schema))
+            writer.write_table(pyarrow.table(columns, schema=schema))
             count += len(items)
     fsync_folder(path)
     return {"file": path.name, "items": count, "size": path.stat().st_size, "sha256": _sha256(path)}
@@ -253,7 +254,7 @@ def _read(path: Path, dim: int) -> Iterator[list[Item]]:
     """Yield the items of a file in batches."""
     from pyarrow.parquet import ParquetFile
 
-    with _readable(path), ParquetFile(path) as table:
+    with _readable(path), path.open("rb") as file, ParquetFile(file) as table:
         for rows in table.iter_batches(batch_size=BATCH):
             numbers = rows.column("vector").flatten().to_numpy(zero_copy_only=False)
             vectors = numbers.astype(np.float32).reshape(len(rows), dim)
@@ -270,7 +271,7 @@ def _readable(path: Path) -> Iterator[Path]:
 
     try:
         yield path
-    except (ArrowException, ValueError, KeyError, OSError) as error:
+    except (ArrowException, ValueError, KeyError, OSError, RecursionError) as error:
         raise StoreError(
             f"{path} is not as it was exported ({' '.join(str(error).split())[:200]}); copy the export again from its "
             "source."

@@ -14,6 +14,7 @@ import numpy as np
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.store.index_kinds import AUTO, INDEX_KINDS
 from nnclr_hub.store.vector_transform import POWERS, Kind
+from nnclr_hub.utf8 import is_utf8
 
 Metric = Literal["cosine", "dot", "l2"]
 Precision = Literal["f32", "f16"]
@@ -62,6 +63,9 @@ class CollectionSpec:
         if isinstance(self.dim, bool) or not isinstance(self.dim, int | np.integer) or not 1 <= self.dim <= MAX_DIM:
             raise InvalidRequest(f"dim must be a whole number between 1 and {MAX_DIM}, got {self.dim!r}.")
         object.__setattr__(self, "dim", int(self.dim))
+        for name in ("fingerprint", "model"):
+            if not isinstance(value := getattr(self, name), str) or not is_utf8(value):
+                raise InvalidRequest(f"{name} must be a text in UTF-8, got {value!r:.150}.")
         choices = {
             "metric": get_args(Metric),
             "index": (AUTO, *INDEX_KINDS, DISKANN),

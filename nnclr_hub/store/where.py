@@ -36,6 +36,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest
 from nnclr_hub.store.checks import check_ids
+from nnclr_hub.utf8 import is_utf8
 
 MAX_CONDITIONS = 64
 MAX_IN = 500
@@ -149,12 +150,8 @@ def _require(valid: bool, kind: str, what: str, value: Any) -> None:
 
 
 def _utf8(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidFilter(f"A filter must be valid UTF-8, got {text!r:.80}.") from error
-    if "\0" in text:
-        raise InvalidFilter(f"A filter must not contain NUL characters, got {text!r:.80}.")
+    if not is_utf8(text) or "\0" in text:
+        raise InvalidFilter(f"A filter must be valid UTF-8 without NUL characters, got {text!r:.80}.")
     return text
 
 

@@ -61,7 +61,7 @@ def write_contact_sheet(
     check_sheet(path)
     text = _csv(rows) if path.suffix.lower() == ".csv" else _html(rows, thumbnail, reading)
     try:
-        path.write_bytes(text.encode())
+        path.write_bytes(text.encode("utf-8", "surrogateescape"))  # as names of files are
     except OSError as error:
         raise InvalidRequest(f"{path} cannot be written ({error.strerror}); use another file.") from error
 

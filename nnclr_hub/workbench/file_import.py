@@ -23,6 +23,7 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.utf8 import is_utf8
 from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.ingestion import read_image, refreshed
 from nnclr_hub.workbench.item_file import read_items
@@ -269,4 +270,4 @@ def _invalid_path(path: str) -> str | None:
     size = len(path.encode("utf-8", "surrogatepass"))
     if size > MAX_NAME:
         return f"The path must be at most {MAX_NAME} bytes, got {size}; rename the image."
-    return "The path must not contain NUL characters; rename the image." if "\0" in path else None
+    return None if is_utf8(path) and "\0" not in path else "The path must be UTF-8 without NUL; rename the image."

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.errors import InvalidRequest, NoImages
+from nnclr_hub.errors import ImageError, InvalidRequest, NoImages
 from nnclr_hub.images.labels import find_table, table_labels
 from nnclr_hub.images.listing import (
     bounded_counts,
@@ -40,6 +40,7 @@ from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.where import check_key
 from nnclr_hub.table_rows import LABEL, LabelTable, Named, read_rows
+from nnclr_hub.utf8 import is_utf8
 from nnclr_hub.workbench.metadata import BOX, OFFSET, OWNED, WINDOW
 
 if TYPE_CHECKING:
@@ -86,7 +87,12 @@ class FolderImage:
     by_table: bool = False
 
     def described(self) -> FolderImage:
-        """Return it with all metadata; read the texts of its sample, which takes a request for each at an address."""
+        """Return it with all metadata; read the texts of its sample, which takes a request for each at an address.
+
+        ImageError is raised if its path, or its row in a table, is not UTF-8, which a collection cannot store.
+        """
+        if not is_utf8(json.dumps(dict(self.metadata), ensure_ascii=False)):
+            raise ImageError("Its path or its row in the table is not UTF-8; rename it, or save the table in UTF-8.")
         if self.path.file is not None:
             return self
         texts = self.path.read_texts()

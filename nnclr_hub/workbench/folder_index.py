@@ -76,7 +76,11 @@ def index_folder(
     _update(write, changes.moved)
 
     def read(file: FolderImage) -> Read:
-        return read_image(NewImage(file.id, file.path, file.described().metadata, request.thumbnails), reading)
+        try:
+            metadata = file.described().metadata
+        except ImageError as error:
+            return error
+        return read_image(NewImage(file.id, file.path, metadata, request.thumbnails), reading)
 
     def store(collection: Collection, embedder: Embedder, good: Sequence[Read]) -> list[ImageError | None]:
         return store_images(collection, embed_read(good, embedder))

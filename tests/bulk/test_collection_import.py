@@ -1,5 +1,6 @@
 """Importing shards gives the collection of indexing, which can continue from it."""
 
+import os
 import shutil
 import tarfile
 import zipfile
@@ -42,6 +43,16 @@ def test_a_new_or_empty_collection_is_not_asked_for_items(shards, store, monkeyp
         monkeypatch.setattr(type(empty), method, lambda *_, **__: pytest.fail("asked"))
     for name in ("new", "empty"):
         assert collect(shards, store, name) == (60, 60)
+
+
+def test_an_image_whose_name_is_not_utf_8_is_left_out_with_a_warning(encoder, image_files, store, tmp_path, caplog):
+    (tmp_path / "in").mkdir()
+    for name in (b"a.jpg", b"caf\xe9.jpg"):
+        shutil.copy(image_files[0], tmp_path / "in" / os.fsdecode(name))
+    embed_shards(tmp_path / "v", [tmp_path / "in"], encoder)
+    assert collect(open_shards(tmp_path / "v"), store, "c") == (1, 1)
+    assert "UTF-8" in caplog.text
+    assert [item.metadata["path"] for item in items(store.get("c")).values()] == ["a.jpg"]
 
 
 def test_a_second_import_writes_only_missing_items(shards, store, photos, model):

@@ -70,6 +70,21 @@ def counts(report: dict) -> list[int]:
     return [report[what] for what in ("added", "updated", "unchanged", "removed", "items")]
 
 
+def test_a_name_that_is_not_utf_8_is_refused_and_not_changed(index, opened, folder, image_files):
+    """A byte that became ? would name no file, and perhaps another one."""
+    odd = folder / "cat" / os.fsdecode(b"caf\xe9.jpg")
+    shutil.copy(image_files[9], odd)
+    report = index(folder)
+    assert counts(report) == [3, 0, 0, 0, 3]
+    assert [path for path, _ in report["broken"]] == [str(odd)]
+    assert "UTF-8" in report["broken"][0][1]
+    shutil.move(odd, odd.with_name("café.jpg"))
+    assert counts(index(folder)) == [1, 0, 3, 0, 4]
+    with opened() as store:
+        paths = [item.metadata["path"] for item in store.get("c").scroll().items]
+    assert sorted(paths) == ["3.jpg", "cat/1.jpg", "cat/2.jpg", "cat/café.jpg"]
+
+
 def test_new_changed_broken_and_missing_files(index, opened, encoder, folder, image_files):
     assert counts(index(folder)) == [3, 0, 0, 0, 3]
     with opened() as store:

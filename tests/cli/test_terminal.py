@@ -2,6 +2,7 @@
 
 import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,26 @@ def test_names_of_files_are_shown_as_they_are(tmp_path, model):
         assert "[bold]/m\\xfc.png" in err
         assert not {"\x1b", "\x07", "\x9b", "\u202e"} & set(out + err)
     assert "[bold]  " in out
+
+
+def test_files_with_names_that_are_not_utf_8_are_written_and_read(tmp_path, model):
+    """Reports and tables keep the bytes of names; exports go to such folders and come back."""
+    raw = os.fsdecode(b"caf\xe9")
+    query = tmp_path / f"{raw}.png"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (40, 40, 3), np.uint8)).save(query)
+    (tmp_path / "in").mkdir()
+    shutil.copy(query, tmp_path / "in" / "a.png")
+    there = ("--store", tmp_path / "s")
+    assert nnclr("index", tmp_path / "in", "--collection", "c", "--model", model, *there)[0] == 0
+    for sheet in ("sheet.html", "sheet.csv"):
+        assert nnclr("search", query, "--collection", "c", *there, "--out", tmp_path / sheet)[0] == 0
+        assert b"caf\xe9.png" in (tmp_path / sheet).read_bytes()
+    assert nnclr("store", "export", "c", tmp_path / raw, *there)[0] == 0
+    assert nnclr("store", "import", tmp_path / raw, "--collection", "d", *there)[0] == 0
+    shutil.copytree(model, tmp_path / f"m{raw}")
+    code, _, err = nnclr("embed", query, "--model", tmp_path / f"m{raw}", "--out", tmp_path / "v.npy")
+    assert code == 1
+    assert "UTF-8" in err
 
 
 def test_warnings_and_tables_of_a_process_are_safe(tmp_path):

@@ -1,7 +1,9 @@
 """The report shows what a run did, and the symptoms of a run that does not learn."""
 
 import json
+import os
 import re
+import shutil
 
 import pytest
 from tiny_runs import recipe
@@ -57,6 +59,8 @@ def test_several_runs_are_drawn_together(run, photos, tmp_path):
     other = tmp_path / "simclr"
     pretrain(recipe(*OFTEN, "method=simclr", "epochs=1"), [photos], other)
     page = write_report([run, other], tmp_path / "both.html").read_text()
+    raw = shutil.copytree(other, tmp_path / os.fsdecode(b"caf\xe9"))  # the title of a report is the name of its run
+    assert b"caf\xe9" in write_report([raw], tmp_path / "raw.html").read_bytes()
     assert "nnclr &lt;1&gt; and simclr" in page
     first = re.search(r"<details.*?</th></tr><tr><th>(\w+)</th>", page, re.S)
     assert first
