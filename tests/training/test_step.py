@@ -10,7 +10,7 @@ from tiny_runs import recipe, weights
 
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, OutOfMemory, TrainingDiverged
-from nnclr_hub.method import Learner
+from nnclr_hub.method import LEARNERS, Learner
 from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.data.image_index import training_files
@@ -60,7 +60,7 @@ def test_views_of_sixteen_pixels_use_fp32_on_a_cpu(photos, tmp_path):
     assert json.loads((tmp_path / "run" / "run.json").read_text())["precision"] == "fp32"
 
 
-def test_each_batch_is_learned_and_enqueued_with_the_schedules_of_its_step(photos, tmp_path):
+def test_each_batch_is_learned_and_enqueued_with_the_schedules_of_its_step(photos, tmp_path, monkeypatch):
     """14 steps: no neighbors for a quarter of them, then a ramp, then the gate."""
     seen, enqueued, rates, losses = [], [], [], []
 
@@ -81,7 +81,8 @@ def test_each_batch_is_learned_and_enqueued_with_the_schedules_of_its_step(photo
 
     chosen = ["epochs=2", "method=momentum_nnclr", "ema=0.9"]
     chosen = recipe("batch_size=8", "warm_start=0.25", "ramp=0.5", "gate=0.8", "log_every=1", *chosen)
-    pretrain(chosen, [photos], tmp_path / "run", device="cpu", learner=Noting)
+    monkeypatch.setitem(LEARNERS, "noting", Noting)
+    pretrain(chosen, [photos], tmp_path / "run", settings={"learner": "noting"}, device="cpu")
     logged = [line["loss"] for line in read_log(tmp_path / "run") if "loss" in line]
     assert logged == pytest.approx(losses, abs=1e-4)
     progress = [step / 14 for step in range(14)]
