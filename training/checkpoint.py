@@ -38,7 +38,7 @@ EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode", "
 FREE = (
     *EVALUATED,
     *("epochs", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
-    *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "channels_last", "compile"),
+    *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "compile"),
     *("compile_views", "graph", "chunk", "fixed", "name"),
 )
 FITTED = ("batch_size", "queue_size", "k", "warmup_epochs")  # they depend on the number of images at the run's start

@@ -144,9 +144,6 @@ class Ranks:
             ) from error
 
 
-ALONE = Ranks(0, 1, torch.device("cpu"), Gather())
-
-
 @contextmanager
 def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
     """Join the processes that torchrun or srun started, or run as a single process.

@@ -1,10 +1,9 @@
-"""Stop a run at the next step, with a checkpoint, on a signal or at a time limit."""
+"""Stop a run at the next step, with a checkpoint, on a signal."""
 
 from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -20,7 +19,6 @@ def stop_signals(
     event: threading.Event | None = None,
     *,
     ignore_repeats: bool = False,
-    until: float | None = None,
 ) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM or Ctrl-C sets, so that the loop stops at the next step.
 
@@ -30,16 +28,8 @@ def stop_signals(
         event: one that others may set too; default a new one.
         ignore_repeats: ignore further signals. In a distributed run Ctrl-C reaches each process twice: from the
             terminal and from torchrun.
-        until: time limit on the clock of `time.monotonic`, which sets the event as well.
     """
     event = event or threading.Event()
-    remaining = 0.0 if until is None else until - time.monotonic()
-    timer = threading.Timer(max(0.0, remaining), event.set)
-    timer.daemon = True
-    if until is not None and remaining <= 0:
-        event.set()
-    elif until is not None:
-        timer.start()
 
     def handle(number: int, frame: FrameType | None) -> None:
         event.set()
@@ -53,6 +43,5 @@ def stop_signals(
     try:
         yield event
     finally:
-        timer.cancel()
         for one, handler in before.items():
             signal.signal(one, handler)

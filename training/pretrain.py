@@ -13,6 +13,7 @@ never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -117,7 +118,7 @@ def pretrain(
         OutOfMemory: a step does not fit into the device; the message names a smaller batch.
         TrainingDiverged: the loss or a weight became infinite.
     """
-    until = None if minutes is None else time.monotonic() + 60 * minutes
+    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
     digests = load_plugins([Path(one) for one in plugins])
     if teacher is not None:
         settings = [*assignments(settings), f"teacher={teacher.name}"]
@@ -135,7 +136,7 @@ def pretrain(
         console = console if ranks.first else Console(quiet=True)
         # ------------------------------------------------------------------------ data
         fits = chosen.epochs == FIT
-        if fits and (until is None or ranks.world > 1):
+        if fits and (minutes is None or ranks.world > 1):
             raise InvalidRequest(
                 "epochs=fit needs a time limit, --minutes, and a single process. Set epochs to a number otherwise."
             )
@@ -197,8 +198,7 @@ def pretrain(
             out.mkdir(parents=True, exist_ok=True)
         recorder = Recorder(run, origin, called, ready.sets, saved, console)
         if (
-            until is not None
-            and minutes  # a limit of 0 stops after a step, to be resumed
+            minutes  # a limit of 0 stops after a step, to be resumed
             and epochs_follow_time(chosen)
             and (saved is None or fits)
             and ranks.world == 1
@@ -242,17 +242,17 @@ def _train(
     stepper: Stepper,
     recorder: Recorder,
     callbacks: Callbacks,
-    until: float | None,
+    until: float,
     console: Console,
     *,
     resumed: bool,
 ) -> None:
-    """Run steps until they are done or the run is stopped."""
+    """Run steps until they are done or the run is stopped, by a signal, a callback or at the time `until`."""
     recipe, ranks = run.recipe, run.ranks
     saved_at, saved_when = run.step if resumed else None, time.monotonic()
     run.learner.train()
     with (
-        stop_signals(run.stopping, ignore_repeats=ranks.world > 1, until=until),
+        stop_signals(run.stopping, ignore_repeats=ranks.world > 1),
         ranks.losses_explained(),
         bar(console, recipe.name, each=recipe.batch_size) as advance,
     ):
@@ -266,7 +266,7 @@ def _train(
             checkpoint_due = run.finished or any(run.step % period == 0 for period in periods)
             # several ranks agree on stopping only when they log: agreeing at each step would make the device wait
             agreeing = log_due or ranks.world == 1
-            stopping = agreeing and ranks.any(run.stopping.is_set())
+            stopping = agreeing and ranks.any(run.stopping.is_set() or time.monotonic() >= until)
             minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
             if log_due or checkpoint_due or stopping or minutes_due:
                 recorder.stop_if_diverged(result.loss.item(), saved_at)

@@ -93,28 +93,13 @@ def export(
     about |= provenance or {}
     with tempfile.TemporaryDirectory() as folder_to_measure:
         to_measure = Path(folder_to_measure) / "encoder"
-        options = {"dtype": dtype, "force_license": force_license}
-        written = export_run(source, to_measure, provenance=about, graph=False, **options)
+        written = export_run(
+            source, to_measure, dtype=dtype, provenance=about, force_license=force_license, graph=False
+        )
         most = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))
-        measured, sets = _measure(written, data, most, device, console)
-        digests = {one.name: one.images for one in sets}
-        metrics, checks = _compare(about, measured, digests, {one.name: one.tested for one in sets})
-        about |= {"metrics": metrics, "rechecked": checks}
-        if measured:
-            before = about.get("measured_on") or {}
-            unchecked = {name.partition("/")[2] for name, again in checks.items() if again is None}
-            # other images must not be recorded for scores that were not measured on them
-            new = {
-                one: digest
-                for one, digest in digests.items()
-                if one not in unchecked or before.get(one, digest) == digest
-            }
-            about["measured_on"] = {**before, **new}
-            splits = {one.name: one.split for one in sets if one.name in new}
-            about["splits"] = {**(about.get("splits") or {}), **splits}
-            about |= {"measured_at_step": about["step"]} if "step" in about else {}
+        about |= _measured_again(about, *_measure(written, data, most, device, console))
         final = export_run(written, folder, dtype=dtype, provenance=about, graph=graph)
-        return Exported(final, metrics, checks, verdict.get("sentence", ""))
+        return Exported(final, about["metrics"], about["rechecked"], verdict.get("sentence", ""))
 
 
 def _settings(run: Path) -> dict[str, Any]:
@@ -141,26 +126,35 @@ def _measure(
     return {name: round(value, 4) for name, value in scores_of(sets, encoder, [knn]).items()}, sets
 
 
-def _compare(
-    about: Mapping[str, Any], measured: Mapping[str, float], digests: Mapping[str, str], counts: Mapping[str, int]
-) -> tuple[dict[str, float], dict[str, float | None]]:
-    """Return the scores for the card, and the value of each when measured again."""
-    known, known_digests = about.get("metrics") or {}, about.get("measured_on") or {}
-    if measured and about.get("measured_at_step", about.get("step")) != about.get("step"):
-        known = {}  # the run was stopped: they belong to an earlier step
-    checks: dict[str, float | None] = dict.fromkeys(known)
-    for name, value in measured.items():
-        data = name.partition("/")[2]
-        same = known_digests.get(data) == digests[data]
-        tolerance = max(TOLERANCE, FLIPS / counts[data]) + 1e-4  # both values are rounded
-        if name not in known:
-            checks[name] = value  # a new score
-        elif abs(value - known[name]) <= tolerance and (same or data not in known_digests):
-            checks[name] = value
-        elif same:
+def _measured_again(
+    about: Mapping[str, Any], measured: Mapping[str, float], sets: Sequence[LabeledSet]
+) -> dict[str, Any]:
+    """Return the fields of the record about scores.
+
+    A score of the run stays if it was measured with these weights on the same images. Other scores of a set that is
+    measured again are replaced.
+    """
+    metrics, digests, splits = (dict(about.get(name) or {}) for name in ("metrics", "measured_on", "splits"))
+    if not sets:
+        return {"metrics": metrics, "rechecked": dict.fromkeys(metrics)}
+    if about.get("measured_at_step", about.get("step")) != about.get("step"):
+        metrics = {}  # the run was stopped: they belong to an earlier step
+    for (name, value), one in zip(measured.items(), sets, strict=True):
+        if digests.get(one.name) != one.images:
+            metrics = {key: known for key, known in metrics.items() if key.partition("/")[2] != one.name}
+        tolerance = max(TOLERANCE, FLIPS / one.tested) + 1e-4  # both values are rounded
+        if abs(metrics.setdefault(name, value) - value) > tolerance:
             when = "" if "measured_at_step" in about else ", perhaps at an earlier step"
             raise WeightsMismatch(
-                f"The exported weights score {name} {value}, but the run scored {known[name]} on the same "
+                f"The exported weights score {name} {value}, but the run scored {metrics[name]} on the same "
                 f"images{when}. Finish the run with --resume and export it again."
             )
-    return {**known, **{name: value for name, value in measured.items() if name not in known}}, checks
+        digests[one.name], splits[one.name] = one.images, one.split
+    at = {"measured_at_step": about["step"]} if "step" in about else {}
+    return {
+        "metrics": metrics,
+        "rechecked": {**dict.fromkeys(metrics), **measured},
+        "measured_on": digests,
+        "splits": splits,
+        **at,
+    }

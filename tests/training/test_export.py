@@ -39,6 +39,11 @@ def scored_by_eval(folder, data) -> float:
     return record["values"][f"knn20/{data.name}"]
 
 
+def scored_by_eval_of_val(folder, data) -> float:
+    shutil.rmtree(data / "test")  # nnclr eval scores test/ first
+    return scored_by_eval(folder, data)
+
+
 def test_the_score_is_measured_again_on_the_same_images(run, data, tmp_path):
     done = export(run, tmp_path / "model", data=[data])
     name = f"knn20/{data.name}"
@@ -131,12 +136,17 @@ def test_an_export_with_data_scores_the_weights_of_a_stopped_run(stopped, data, 
     assert "Measured at step" not in (done.folder / "README.md").read_text()
 
 
-def test_other_images_of_the_same_name_do_not_count_as_a_check(run, data, tmp_path):
-    other = tmp_path / data.name
-    shutil.copytree(data, other)
-    next((other / "test").rglob("*.jpg")).unlink()
-    done = export(run, tmp_path / "model", data=[other])
-    assert done.rechecked[f"knn20/{data.name}"] is None
+def test_scores_on_other_images_of_the_same_name_replace_those_of_the_run(run, data, tmp_path):
+    """With val/, 20-NN is measured there. The linear score of the run is from other images, so it is left out."""
+    changed = tmp_path / data.name
+    shutil.copytree(data, changed)
+    shutil.copytree(data / "train", changed / "val")
+    done = export(run, tmp_path / "model", data=[changed])
+    expected = {f"knn20/{data.name}": scored_by_eval_of_val(done.folder, changed)}
+    assert dict(done.metrics) == done.rechecked == pytest.approx(expected, abs=1e-4)
+    before, after = (read_config(folder).nnclr for folder in (run / "encoder", done.folder))
+    assert (before["splits"], after["splits"]) == ({data.name: "test"}, {data.name: "validation"})
+    assert before["measured_on"] != after["measured_on"]
 
 
 @pytest.mark.parametrize(("images", "rejected"), [(2, False), (3, True)])
@@ -186,17 +196,3 @@ def test_the_same_export_gives_the_same_bytes(run, data, tmp_path):
 def test_images_without_labels_cannot_measure(run, data, tmp_path):
     with pytest.raises(InvalidRequest, match="labeled images"):
         export(run, tmp_path / "model", data=[data / "train" / "cat"])
-
-
-def test_scores_of_other_images_keep_the_split_that_they_are_from(run, data, tmp_path):
-    """After the run the set has got val/, so 20-NN is measured there, and the scores of the run are from test/."""
-    changed = tmp_path / data.name
-    shutil.copytree(data, changed)
-    shutil.copytree(data / "train", changed / "val")
-    before, after = (
-        read_config(run / "encoder").nnclr,
-        read_config(export(run, tmp_path / "out", data=[changed]).folder).nnclr,
-    )
-    assert after["metrics"] == before["metrics"]
-    assert (after["splits"], after["measured_on"]) == (before["splits"], before["measured_on"])
-    assert before["splits"] == {data.name: "test"}

@@ -67,14 +67,13 @@ def test_prototypes_are_built_even_where_a_recipe_leaves_out_the_prediction_head
 
 def test_stochastic_depth_is_in_the_online_network_alone():
     recipe = find_recipe("vit_base_imagenet").with_settings(
-        ["method=momentum_nnclr", "queue_size=8", "backbone=vit_tiny_patch16_224", "freeze_patches=true"]
+        ["method=momentum_nnclr", "queue_size=8", "backbone=vit_tiny_patch16_224"]
     )
     learner = build_learner(recipe)
     rates = [getattr(m, "drop_prob", None) for m in learner.backbone.modules() if type(m).__name__ == "DropPath"]
     assert max(rates) == pytest.approx(0.1)
     theirs = [getattr(m, "drop_prob", None) for m in learner.momentum.modules() if type(m).__name__ == "DropPath"]
     assert set(theirs) == {0.0}
-    assert not learner.backbone.patch_embed.proj.weight.requires_grad, "frozen patch projection"
 
 
 PHOTOS = {48: 0.93, 64: 0.96, 96: 0.98}
@@ -273,9 +272,7 @@ def test_invalid_and_contradictory_settings_are_rejected(assignments, sentence):
         find_recipe("small_cpu").with_settings(assignments)
 
 
-def test_a_frozen_patch_projection_needs_patches_and_a_vits_sizes_agree():
-    with pytest.raises(InvalidRequest, match="freeze_patches"):
-        build_learner(find_recipe("small_cpu").with_settings(["freeze_patches=true", "queue_size=8"]))
+def test_the_sizes_of_a_vision_transformer_agree():
     with pytest.raises(InvalidRequest, match="eval_size"):
         build_learner(
             find_recipe("vit_base_imagenet").with_settings(["backbone=vit_small", "image_size=64", "queue_size=8"])
