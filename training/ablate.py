@@ -3,7 +3,7 @@
     nnclr ablate crop_only --data PHOTOS --recipe small_cpu --seeds 3 --out ablations
 
 writes the run folders OUT/TABLE/ROW/seed-N. After each run it updates OUT/TABLE/{results.json, results.md,
-results.png, report.html}. The same command continues after an interruption.
+report.html}. The same command continues after an interruption.
 """
 
 from __future__ import annotations
@@ -105,8 +105,7 @@ def ablate(
             results[number][seed] = outcome.scores
             _write(folder, table, base, _collect(every, results))
     done = _collect(every, results)
-    written = [folder / one for one in ("results.md", "results.png", "report.html") if (folder / one).exists()]
-    console.print(f"done: {', '.join(map(str, written))}", highlight=False)
+    console.print(f"done: {folder / 'results.md'}, {folder / 'report.html'}", highlight=False)
     return done
 
 
@@ -196,9 +195,6 @@ def _write(folder: Path, table: Table, base: Recipe, results: Sequence[Result]) 
     shared = ", ".join(f"{name} {getattr(base, name)}" for name in SHARED)
     replace_file(folder / "results.json", json.dumps(document, indent=2) + "\n")
     replace_file(folder / "results.md", as_markdown(table, base.name, shared, results))
-    metrics = list(dict.fromkeys(metric for one in results for metric in one.scores))
-    if metrics:
-        _draw(folder / "results.png", table, results, metrics)
     write_report([folder / slug(one.row.label) / f"seed-{one.seeds[0]}" for one in results], folder / "report.html")
 
 
@@ -226,30 +222,3 @@ def _cell(values: Sequence[float]) -> str:
     if not values:
         return ""
     return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
-
-
-def _draw(path: Path, table: Table, results: Sequence[Result], metrics: Sequence[str]) -> None:
-    """Draw a point per seed and a bar at the mean, one panel per metric, with the paper's results last."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.2 * (len(metrics) + 1) + 1.5, 0.5 * len(results) + 1.6), layout="constrained")
-    panels = figure.subplots(1, len(metrics) + 1, sharey=True, squeeze=False)[0]
-    places = range(len(results))
-    for axes, metric in zip(panels, metrics, strict=False):
-        for place, one in zip(places, results, strict=True):
-            values = one.scores.get(metric, ())
-            if values:
-                axes.barh(place, mean(values), color="C0", alpha=0.35)
-                axes.plot(values, [place] * len(values), "o", color="C0", markersize=4)
-        axes.set_title(metric, fontsize=9)
-    papers = [(place, one.row.paper) for place, one in zip(places, results, strict=True) if one.row.paper is not None]
-    panels[-1].barh([place for place, _ in papers], [value for _, value in papers], color="0.75")
-    panels[-1].set_title("paper (ImageNet, %)", fontsize=9)
-    panels[0].set_yticks(list(places), [one.row.label for one in results], fontsize=8)
-    panels[0].invert_yaxis()
-    for axes in panels:
-        axes.set_xlim(left=0)
-        axes.grid(axis="x", alpha=0.3)
-        axes.tick_params(axis="x", labelsize=8)
-    figure.suptitle(table.title, fontsize=10)
-    figure.savefig(path, dpi=110)

@@ -9,22 +9,15 @@
 
     pretrain("small", "photos", "run", callbacks=[GoodEnough()])
 
-CALLBACKS has those that `--set callbacks=csv,wandb` selects.
+CALLBACKS has those that `--set callbacks=tensorboard` selects. A plug-in adds others, as examples/trackers.py does for
+Weights & Biases and MLflow.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-import uuid
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from nnclr_hub.file_replacement import replace_file
 
 if TYPE_CHECKING:
     from .run import Run
@@ -73,24 +66,6 @@ class Callbacks(Callback):
             getattr(callback, name)(run, *arguments)
 
 
-class CsvLog(Callback):
-    """RUN/log.csv: the log as a table, written at each checkpoint and at the end."""
-
-    def on_checkpoint(self, run: Run) -> None:
-        self.on_end(run)
-
-    def on_end(self, run: Run) -> None:
-        if not run.ranks.first:
-            return
-        from .monitor import read_log
-
-        lines, text = read_log(run.out), io.StringIO()
-        writer = csv.DictWriter(text, list(dict.fromkeys(name for line in lines for name in line)))
-        writer.writeheader()
-        writer.writerows(lines)
-        replace_file(run.out / "log.csv", text.getvalue())
-
-
 class TensorBoard(Callback):
     """RUN/tensorboard, for `tensorboard --logdir RUN`."""
 
@@ -113,60 +88,4 @@ class TensorBoard(Callback):
             self._writer.close()
 
 
-class WeightsAndBiases(Callback):
-    """A run of Weights & Biases; `--resume` continues it. WANDB_PROJECT, WANDB_MODE=offline, ... have effect."""
-
-    def __init__(self) -> None:
-        self._wandb = import_module("wandb")
-
-    def on_start(self, run: Run) -> None:
-        if run.ranks.first:
-            id = _run_id(run.out, "wandb", lambda: uuid.uuid4().hex)
-            settings = run.recipe.values()
-            self._run = self._wandb.init(id=id, resume="allow", name=run.out.name, dir=str(run.out), config=settings)
-
-    def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
-        self._run.log({name: line[name] for name in line.keys() - NOT_METRICS}, step=line["step"])
-
-    def on_end(self, run: Run) -> None:
-        if run.ranks.first:
-            self._run.finish(exit_code=0 if run.finished else 1)
-
-
-class MLflow(Callback):
-    """A run of MLflow; `--resume` continues it. MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ... have effect."""
-
-    def __init__(self) -> None:
-        self._mlflow = import_module("mlflow")
-
-    def on_start(self, run: Run) -> None:
-        if run.ranks.first:
-            self._mlflow.start_run(run_id=_run_id(run.out, "mlflow", lambda: self._new(run)))
-
-    def _new(self, run: Run) -> str:
-        with self._mlflow.start_run(run_name=run.out.name) as new:
-            self._mlflow.log_params(run.recipe.values())
-        return new.info.run_id
-
-    def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
-        metrics = {name: float(line[name]) for name in line.keys() - NOT_METRICS}
-        self._mlflow.log_metrics(metrics, step=line["step"])
-
-    def on_end(self, run: Run) -> None:
-        if run.ranks.first:
-            self._mlflow.end_run("FINISHED" if run.finished else "KILLED")
-
-
-CALLBACKS: dict[str, Callable[[], Callback]] = {
-    "csv": CsvLog,
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "mlflow": MLflow,
-}
-
-
-def _run_id(out: Path, service: str, create: Callable[[], str]) -> str:
-    file = out / f"{service}.json"
-    if not file.exists():
-        file.write_text(json.dumps({"run": create()}) + "\n")
-    return str(json.loads(file.read_text())["run"])
+CALLBACKS: dict[str, Callable[[], Callback]] = {"tensorboard": TensorBoard}

@@ -31,13 +31,14 @@ from .monitor import LOG, NEIGHBORS, Monitor, read_log
 from .recipes import Recipe
 from .run import CHECKPOINT, Origin, Run
 
-EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode")  # the exported encoder's input
+# what is exported: the input and the network
+EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode", "encoder")
 # settings that may change between the parts of one run. The weights do not depend on them, except for rounding, and
 # except for epochs, and chunk, which sets the images that one batch norm sees
 FREE = (
     *EVALUATED,
     *("epochs", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
-    *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "channels_last", "compile"),
+    *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "compile"),
     *("compile_views", "graph", "chunk", "fixed", "name"),
 )
 FITTED = ("batch_size", "queue_size", "k", "warmup_epochs")  # they depend on the number of images at the run's start
@@ -150,7 +151,7 @@ def check_same_run(
 
 
 def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
-    """Return whether the exported encoder's input size or crop differs from the checkpoint's."""
+    """Return whether the exported encoder's input or network differs from the checkpoint's."""
     return any(saved["settings"][name] != getattr(recipe, name) for name in EVALUATED)
 
 

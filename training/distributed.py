@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from inspect import signature
-from pathlib import Path
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -144,9 +142,6 @@ class Ranks:
                 "minutes for a step. Look for the first message, then continue with --resume; the last checkpoint is "
                 "intact."
             ) from error
-
-
-ALONE = Ranks(0, 1, torch.device("cpu"), Gather())
 
 
 @contextmanager
@@ -353,7 +348,6 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
         max_restarts=0,
     )
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the processes print their own errors
-    before = signal.signal(signal.SIGUSR1, _forward)
     try:
         elastic_launch(config, sys.executable)("-m", "nnclr_hub.cli", *arguments)
     except ChildFailedError as error:
@@ -366,14 +360,4 @@ def launch(processes: int, arguments: Sequence[str], device: str | None) -> int:
         return int(failure.exitcode)
     except SignalException:  # the processes have received it too, and have saved
         return INTERRUPTED
-    finally:
-        signal.signal(signal.SIGUSR1, before)
     return 0
-
-
-def _forward(number: int, frame: FrameType | None) -> None:
-    """Send a signal to the processes of the run; Slurm sends SIGUSR1 to this process alone."""
-    for children in Path("/proc/self/task").glob("*/children"):
-        for process in children.read_text().split():
-            if b"nnclr_hub.cli" in Path(f"/proc/{process}/cmdline").read_bytes():
-                os.kill(int(process), number)

@@ -1,8 +1,7 @@
 """Evaluate the encoder at each checkpoint, by 20-NN and a linear classifier.
 
 The images of labeled sets pass the eval transform once and are kept as uint8 crops. Each evaluation then costs only the
-forward passes, and yields the score of the exported encoder. The processes of a distributed run share the images; the
-first one computes the scores.
+forward passes, and yields the score of the exported encoder. In a distributed run the first process scores.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +24,6 @@ from nnclr_hub.errors import ImageError, NoImages
 from nnclr_hub.images.source import Source
 from nnclr_hub.progress import bar
 
-from .distributed import ALONE, Ranks
 from .evals.features import Features, PartFeatures
 from .evals.frozen import knn, quick_linear
 from .evals.task import Part, Task
@@ -69,65 +66,45 @@ def encoder_of(run: Run) -> Encoder:
     return Encoder(backbone, run.recipe.preprocessing, name=run.out.name, device=run.ranks.where)
 
 
-class Share(NamedTuple):
-    """The images of a part of a labeled set that a process has.
-
-    numbers: (N,) int64, their places in the part.
-    images: (N, S, S, C) uint8 crops, or (N, D) float32 features.
-    labels: (N,) int64.
-    """
-
-    numbers: np.ndarray
-    images: np.ndarray
-    labels: np.ndarray
-
-
 class LabeledSet:
-    """Both parts of a labeled set as crops, of which each rank has a share.
+    """Both parts of a labeled set as crops.
 
     Args:
         most: maximum number of images per part. Of a large part, the same random images are used each time.
-        ranks: each of them decodes a share of the images.
 
     Attributes:
         images: digest of the images that the set is scored with.
-        tested: number of images that are scored; 0 on other ranks than the first.
+        tested: number of images that are scored.
         split: see Task.
     """
 
-    def __init__(
-        self, task: Task, preprocessing: Preprocessing, most: int, console: Console, ranks: Ranks = ALONE
-    ) -> None:
+    def __init__(self, task: Task, preprocessing: Preprocessing, most: int, console: Console) -> None:
         parts = [task.train, task.test]
         for number, part in enumerate(parts):
             if len(part.paths) > most:
                 parts[number] = part.keep(np.sort(np.random.default_rng(0).permutation(len(part.paths))[:most]))
                 console.print(f"{task.name}: scoring {most} of {len(part.paths)} images of a split", highlight=False)
-        self.name, self.split, self._classes, self._ranks = task.name, task.split, task.classes, ranks
+        self.name, self.split, self._classes = task.name, task.split, task.classes
         self.images = hashlib.sha256(f"{parts[0].digest} {parts[1].digest}".encode()).hexdigest()[:16]
         transform, first = EvalTransform(preprocessing), len(parts[0].paths)
         total = first + len(parts[1].paths)
         with bar(console, f"decoding {task.name} for evaluation") as advance:
-            self._train = _crops(parts[0], transform, ranks, lambda done: advance(done, total))
-            self._test = _crops(parts[1], transform, ranks, lambda done: advance(done + first, total))
-        self.tested = sum(ranks.collect(len(self._test.labels)) or ())
+            self._train = _crops(parts[0], transform, lambda done: advance(done, total))
+            self._test = _crops(parts[1], transform, lambda done: advance(done + first, total))
+        self.tested = len(self._test[1])
 
-    def embed(self, encoder: Encoder) -> Features | None:
-        """Compute the features of all crops; None on other ranks than the first."""
-        parts = [part._replace(images=_embed(encoder, part.images)) for part in (self._train, self._test)]
-        shares = self._ranks.collect(parts)
-        if shares is None:
-            return None
-        train, test = (_whole([share[number] for share in shares]) for number in range(2))
+    def embed(self, encoder: Encoder) -> Features:
+        """Compute the features of all crops."""
+        train, test = (PartFeatures(_embed(encoder, crops), labels) for crops, labels in (self._train, self._test))
         return Features(self.name, self._classes, train, test, device=str(encoder.device))
 
 
 def scores_of(
     sets: Sequence[LabeledSet], encoder: Encoder, protocols: Sequence[Protocol] | None = None
 ) -> dict[str, float]:
-    """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}; {} on other ranks than the first, which help."""
+    """Return {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}."""
     with exact_inference():
-        features = [found for one in sets if (found := one.embed(encoder)) is not None]
+        features = [one.embed(encoder) for one in sets]
         # plain numbers: checkpoints keep them, and load no other types
         return {
             name: float(score)
@@ -137,8 +114,8 @@ def scores_of(
         }
 
 
-def _crops(part: Part, transform: EvalTransform, ranks: Ranks, progress: Callable[[int], None]) -> Share:
-    """Return the share of this process of the labeled images that can be read."""
+def _crops(part: Part, transform: EvalTransform, progress: Callable[[int], None]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the labeled images that can be read, (N, S, S, C) uint8, and their labels, (N,) int64."""
 
     def crop(path: Path | Source) -> np.ndarray | None:
         try:
@@ -146,29 +123,19 @@ def _crops(part: Part, transform: EvalTransform, ranks: Ranks, progress: Callabl
         except ImageError:
             return None  # the pack has reported it already
 
-    local_numbers = (part.labels >= 0).nonzero()[0][ranks.rank :: ranks.world]
-    crops, read = [], []
+    labeled = part.keep(np.flatnonzero(part.labels >= 0))
+    crops, rows = [], []
     with ThreadPoolExecutor(usable_cores()) as pool:
-        images = pool.map(crop, part.keep(local_numbers).paths)
-        for done, (number, image) in enumerate(zip(local_numbers, images, strict=True), 1):
+        for row, image in enumerate(pool.map(crop, labeled.paths)):
             if image is not None:
                 crops.append(image)
-                read.append(number)
-            progress(min(done * ranks.world, len(part.paths)))
-    ranks.wait()  # decoding may take longer on one of them than an operation may
-    if not ranks.any(bool(crops)):
+                rows.append(row)
+            progress(row + 1)
+    if not crops:
         raise NoImages("None of the evaluation images can be read; check the files in val/ or test/.")
-    numbers = np.array(read, np.int64)
-    return Share(numbers, np.stack(crops) if crops else np.zeros(0, np.uint8), part.labels[numbers])
-
-
-def _whole(shares: Sequence[Share]) -> PartFeatures:
-    shares = [one for one in shares if len(one.labels)]
-    numbers, features, labels = (np.concatenate(columns) for columns in zip(*shares, strict=True))
-    order = np.argsort(numbers)
-    return PartFeatures(features[order], labels[order])
+    return np.stack(crops), labeled.labels[rows]
 
 
 def _embed(encoder: Encoder, crops: np.ndarray) -> np.ndarray:
     rows = [encoder.forward_crops(crops[start : start + BATCH]) for start in range(0, len(crops), BATCH)]
-    return np.concatenate(rows) if rows else np.zeros(0, np.float32)
+    return np.concatenate(rows)

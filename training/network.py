@@ -127,7 +127,7 @@ def _objective(name: str) -> Objective | None:
 def place_learner(learner: Learner, recipe: Recipe, ranks: Ranks) -> Learner:
     """Move the learner to its device, with the recipe's memory layout, synchronized norms and compilation."""
     learner = learner.to(ranks.where)
-    if recipe.channels_last and is_convolutional(learner.backbone):  # the layout of the evaluated encoder
+    if is_convolutional(learner.backbone):  # the layout of the evaluated encoder
         learner = learner.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if ranks.where.type == "cpu":
         use_products(learner)
@@ -189,16 +189,7 @@ def _backbone(recipe: Recipe) -> nn.Module:
         arguments["drop_path_rate"] = recipe.drop_path
     if several and sized(recipe.backbone):
         arguments["dynamic_img_size"] = True
-    backbone = create_backbone(recipe.backbone, model_args=arguments, image_size=recipe.image_size)
-    if recipe.freeze_patches:
-        patches = getattr(backbone, "patch_embed", None)
-        if patches is None:
-            raise InvalidRequest(
-                f"freeze_patches=true needs a vision transformer, but {recipe.backbone} has no patch projection; "
-                "leave it out."
-            )
-        patches.requires_grad_(False)
-    return backbone
+    return create_backbone(recipe.backbone, model_args=arguments, image_size=recipe.image_size)
 
 
 # ------------------------------------------------------------------------------ --init

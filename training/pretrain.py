@@ -13,9 +13,9 @@ never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training
 
 from __future__ import annotations
 
-import threading
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rich.console import Console
 
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import InvalidRequest, missing_package
-from nnclr_hub.method import Learner, Objective, SupportSet
+from nnclr_hub.method import Learner
 from nnclr_hub.plural import counted
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
@@ -34,13 +34,12 @@ from nnclr_hub.terminal import PlainConsole
 from .callbacks import CALLBACKS, Callback, Callbacks
 from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint, restore
 from .data.image_index import has_labels
-from .data.views import View
 from .distributed import Ranks, joined
 from .evals.task import table_set
-from .interrupt import requeue_job, requeue_signal, stop_signals
+from .interrupt import stop_signals
 from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
 from .optimization import Schedule, make_optimizer
-from .plugins import load_plugins, with_parts
+from .plugins import load_plugins
 from .recipes import Recipe, find_recipe
 from .recipes.recipe import FIT, assignments
 from .recorder import Recorder
@@ -75,10 +74,6 @@ def pretrain(
     out: str | Path,
     *,
     settings: Sequence[str] | Mapping[str, Any] = (),
-    learner: Callable[..., Learner] | None = None,
-    support_set: Callable[..., SupportSet] | None = None,
-    objective: Objective | None = None,
-    augmentation: tuple[View, View] | None = None,
     callbacks: Sequence[Callback] = (),
     plugins: Sequence[str | Path] = (),
     resume: bool = False,
@@ -99,10 +94,6 @@ def pretrain(
         data: folders, or names of data sets; see `training.data.named_sets`.
         out: the run folder.
         settings: changes of the recipe, {"epochs": 50} or ["epochs=50"].
-        learner: replaces `Learner`; called with its arguments.
-        support_set: replaces `SupportSet`; called with its arguments.
-        objective: replaces the method's loss, for methods whose targets are vectors; see `Objective`.
-        augmentation: the two large views, whose order also styles the small ones.
         callbacks: in addition to those that the recipe names.
         plugins: Python files that register parts; see `training.plugins`.
         resume: continue from the checkpoint in `out`, or start there without one.
@@ -127,12 +118,11 @@ def pretrain(
         OutOfMemory: a step does not fit into the device; the message names a smaller batch.
         TrainingDiverged: the loss or a weight became infinite.
     """
-    until = None if minutes is None else time.monotonic() + 60 * minutes
+    until = math.inf if minutes is None else time.monotonic() + 60 * minutes
     digests = load_plugins([Path(one) for one in plugins])
     if teacher is not None:
         settings = [*assignments(settings), f"teacher={teacher.name}"]
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).with_settings(settings)
-    chosen = with_parts(chosen, learner, support_set, objective, augmentation)
     data = [data] if isinstance(data, str | Path) else data
     given = None if labels is None else LabelTable.of(labels)
     scored = given if given and (has_labels(given) or not (chosen.same or chosen.not_same)) else None
@@ -142,15 +132,11 @@ def pretrain(
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from error
     out, console = Path(out), console or PlainConsole(stderr=True)
-    with (
-        requeue_signal(console),
-        joined(device, chosen.collective_minutes) as ranks,
-        disk_errors(out),
-    ):
+    with joined(device, chosen.collective_minutes) as ranks, disk_errors(out):
         console = console if ranks.first else Console(quiet=True)
         # ------------------------------------------------------------------------ data
         fits = chosen.epochs == FIT
-        if fits and (until is None or ranks.world > 1):
+        if fits and (minutes is None or ranks.world > 1):
             raise InvalidRequest(
                 "epochs=fit needs a time limit, --minutes, and a single process. Set epochs to a number otherwise."
             )
@@ -212,8 +198,7 @@ def pretrain(
             out.mkdir(parents=True, exist_ok=True)
         recorder = Recorder(run, origin, called, ready.sets, saved, console)
         if (
-            until is not None
-            and minutes  # a limit of 0 stops after a step, to be resumed
+            minutes  # a limit of 0 stops after a step, to be resumed
             and epochs_follow_time(chosen)
             and (saved is None or fits)
             and ranks.world == 1
@@ -221,7 +206,7 @@ def pretrain(
             called = Callbacks([called, TimedEpochs(until, chosen, schedule, recorder.write_run, console)])
         called.on_start(run)
         try:
-            if trained_before:  # the exported encoder's input has changed, or the verdict is missing
+            if trained_before:  # what is exported has changed, or the verdict is missing
                 recorder.start()
                 if rescored:
                     recorder.evaluate()
@@ -257,17 +242,17 @@ def _train(
     stepper: Stepper,
     recorder: Recorder,
     callbacks: Callbacks,
-    until: float | None,
+    until: float,
     console: Console,
     *,
     resumed: bool,
 ) -> None:
-    """Run steps until they are done or the run is stopped."""
+    """Run steps until they are done or the run is stopped, by a signal, a callback or at the time `until`."""
     recipe, ranks = run.recipe, run.ranks
-    saved_at, saved_when, requeue = run.step if resumed else None, time.monotonic(), threading.Event()
+    saved_at, saved_when = run.step if resumed else None, time.monotonic()
     run.learner.train()
     with (
-        stop_signals(run.stopping, ignore_repeats=ranks.world > 1, until=until, on_requeue=requeue.set),
+        stop_signals(run.stopping, ignore_repeats=ranks.world > 1),
         ranks.losses_explained(),
         bar(console, recipe.name, each=recipe.batch_size) as advance,
     ):
@@ -281,7 +266,7 @@ def _train(
             checkpoint_due = run.finished or any(run.step % period == 0 for period in periods)
             # several ranks agree on stopping only when they log: agreeing at each step would make the device wait
             agreeing = log_due or ranks.world == 1
-            stopping = agreeing and ranks.any(run.stopping.is_set())
+            stopping = agreeing and ranks.any(run.stopping.is_set() or time.monotonic() >= until)
             minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
             if log_due or checkpoint_due or stopping or minutes_due:
                 recorder.stop_if_diverged(result.loss.item(), saved_at)
@@ -300,6 +285,4 @@ def _train(
                     saved_at, saved_when = run.step, time.monotonic()
             if stopping and not run.finished:
                 console.print(f"stopped at step {run.step} of {run.steps}; continue with --resume", highlight=False)
-                if requeue.is_set() and ranks.first:
-                    requeue_job(console)
                 break

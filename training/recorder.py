@@ -30,8 +30,7 @@ from nnclr_hub.images.readers.stack import as_image
 from .callbacks import Callback
 from .checkpoint import save_checkpoint, state_of
 from .data.augment import make_views
-from .data.batches import Batches
-from .data.views import View
+from .data.batches import WHOLE, Batches
 from .evals.task import Task
 from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
 from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_lines, stop_if_diverged
@@ -43,8 +42,6 @@ from .verdict import RUN, TRAINED, UNTRAINED, References, judge, symptoms
 RECENT = 20  # last lines of the log that are searched for symptoms
 QUERIES, SHOWN = 8, 5  # images whose neighbors are recorded, and neighbors of each
 THUMBNAIL = 56  # pixels of the longer side
-# the whole image, squashed to a square
-PLAIN = View(scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 
 
 class Recorder:
@@ -72,9 +69,9 @@ class Recorder:
         self._monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
         self.paused = self._monitor.paused  # excludes work from the training time
         preprocessing, most = recipe.preprocessing, recipe.eval_images
-        self._sets = [LabeledSet(one, preprocessing, most, console, ranks) for one in sets]
         before = saved.get("references") if saved else None
         labeled = sets if ranks.first else ()
+        self._sets = [LabeledSet(one, preprocessing, most, console) for one in labeled]
         self._references = References(labeled, recipe.preprocessing.reading, recipe.in_chans, before, console)
 
     def start(self) -> None:
@@ -145,11 +142,10 @@ class Recorder:
         self._callbacks.on_log(run, line)
 
     def evaluate(self) -> None:
-        """Score the encoder on the labeled images, if there are any. Each rank computes features of its share."""
+        """Score the encoder on the labeled images, if there are any."""
         run = self._run
-        scores = scores_of(self._sets, encoder_of(run)) if self._sets else {}
         if run.ranks.first:
-            run.scores.update(scores)
+            run.scores.update(scores_of(self._sets, encoder_of(run)) if self._sets else {})
             line = self._monitor.record(run.step, run.epoch, run.scores)
             if run.scores:  # without labels there are none
                 shown = "  ".join(f"{key} {value:.3f}" for key, value in run.scores.items())
@@ -222,7 +218,7 @@ def record_neighbors(run: Run) -> None:
         return
     draws = torch.Generator().manual_seed(recipe.seed)
     queries = torch.randperm(len(batches), generator=draws)[:QUERIES].sort().values
-    plain = replace(PLAIN, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
+    plain = replace(WHOLE, size=recipe.eval_size, mean=recipe.mean, std=recipe.std)
     batch = batches.of(queries, [plain], recipe.seed)
     [view] = make_views(batch.pixels, [plain], batch.numbers)
     learner.eval()
@@ -248,7 +244,7 @@ def record_neighbors(run: Run) -> None:
 
 def _thumbnails(ids: Tensor, batches: Batches, channels: int) -> dict[str, str]:
     """Return small JPEGs in base64, with the proportions of the original images."""
-    plain = replace(PLAIN, size=THUMBNAIL, mean=(0.0,) * channels, std=(1.0,) * channels)
+    plain = replace(WHOLE, size=THUMBNAIL, mean=(0.0,) * channels, std=(1.0,) * channels)
     batch = batches.of(ids, [plain], 0)
     [squares] = make_views(batch.pixels, [plain], batch.numbers)
     pixels = (squares.permute(0, 2, 3, 1) * 255).round().to(torch.uint8).cpu().numpy()

@@ -6,7 +6,6 @@ import dataclasses
 import errno
 import json
 import os
-import platform
 import shutil
 import subprocess
 import tempfile
@@ -18,12 +17,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-import nnclr_hub
 from nnclr_hub.cache import is_in_cache
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
@@ -39,6 +36,7 @@ from nnclr_hub.publish.provenance import DIRTY, NO_LICENSE, parent_record
 from .data.batches import Batches
 from .data.image_index import ImageIndex
 from .distributed import Ranks
+from .evals.results import versions
 from .recipes import Recipe
 from .verdict import TRAINED, Verdict
 
@@ -221,12 +219,7 @@ def write_run_json(run: Run, origin: Origin) -> None:
         "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
         "processes": run.ranks.world,
         "threads": torch.get_num_threads(),
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "timm": timm.__version__,
-            "nnclr_hub": nnclr_hub.__version__,
-        },
+        "versions": versions(),
         **({"plugins": dict(origin.plugins)} if origin.plugins else {}),
         **recipe.values(),
     }

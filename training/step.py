@@ -110,9 +110,9 @@ class Stepper:
             began = time.perf_counter()
             self._graph.load(self._batches.draw(step), share)
             self._data_seconds = time.perf_counter() - began
-            result = self._graph.run()
+            recorded = self._graph.run()
             self.eager_because = self._graph.failure
-            return result
+            return recorded
         began = time.perf_counter()
         batch = self._batches.at(step)
         self._data_seconds = time.perf_counter() - began

@@ -11,22 +11,21 @@ import base64
 import hashlib
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from rich.console import Console
 
-from nnclr_hub.cache import cache_folder
 from nnclr_hub.encoder.features import FeatureSource, extract_features
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.encoder.preprocessing import unit_rows
 from nnclr_hub.errors import ImageError, ModelError
-from nnclr_hub.file_replacement import replace_file
-from nnclr_hub.hub.layout import HELD_OUT, WEIGHTS
+from nnclr_hub.hub.layout import HELD_OUT
 from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.decode import decode_scaled
@@ -147,13 +146,23 @@ class References:
         """
         if not self._sets:
             return
+        if MAJORITY not in self.correct:
+            self.correct[MAJORITY] = np.concatenate([_majority(one) for one in self._sets])
         starters = dict.fromkeys((FREE_STARTER, default_model())) if self._channels == 3 else {}
-        if not {*HAND_CRAFTED, *starters} <= self.correct.keys():
-            self.correct |= self._common(starters)
-        if source not in self.correct and encoder is not None:
-            self.score(source, encoder())
-        if teacher is not None and teacher.name not in self.correct:
-            self.score(teacher.name, teacher)
+        reading = None if self._reading == PLAIN else self._reading
+        sources: dict[str, Callable[[], FeatureSource] | None] = {
+            **{name: partial(replace, FLOORS[name], reading=self._reading) for name in HAND_CRAFTED},
+            **{name: partial(load_encoder, name, reading=reading) for name in starters},
+        }
+        sources.setdefault(source, encoder)
+        if teacher is not None:
+            sources.setdefault(teacher.name, lambda: teacher)
+        for name, create in sources.items():
+            if name not in self.correct and create is not None:
+                try:
+                    self.score(name, create())
+                except ModelError as error:
+                    self._console.print(f"note: {name} is not compared: {error}", highlight=False)
         raw = {name: f" ({value:.1%} raw)" for name, value in self.accuracies(raw=True).items()}
         shown = "; ".join(f"{name} {value:.1%}{raw.get(name, '')}" for name, value in self.accuracies().items())
         self._console.print(f"before the run, on {self.labels} labeled images: {shown}", highlight=False, markup=False)
@@ -178,34 +187,6 @@ class References:
     def labels(self) -> int:
         """Number of images that are scored."""
         return len(next(iter(self.correct.values()), ()))
-
-    def _common(self, starters: Iterable[str]) -> dict[str, Correct]:
-        """Return the scores that do not depend on the run, from the cache folder or measured."""
-        digests = [MODELS[name].sha256[WEIGHTS] for name in starters]
-        named = [FLOORS[name].fingerprint for name in HAND_CRAFTED]
-        kind = CollectionSpec(8, fingerprint="any", vectors="auto").decided(transforms=True).vectors
-        key = hashlib.sha256(f"{self._digest} {digests} {named} {kind} {K}".encode()).hexdigest()[:32]
-        cache = cache_folder() / "references" / f"{key}.json"
-        try:
-            return {name: np.array(list(text), float) for name, text in json.loads(cache.read_text("utf-8")).items()}
-        except (OSError, ValueError):
-            pass
-        before, self.correct = self.correct, {}
-        self.correct[MAJORITY] = np.concatenate([_majority(one) for one in self._sets])
-        for name in HAND_CRAFTED:
-            self.score(name, replace(FLOORS[name], reading=self._reading))
-        complete = True
-        for name in starters:
-            try:
-                self.score(name, load_encoder(name, reading=None if self._reading == PLAIN else self._reading))
-            except ModelError as error:
-                complete = False
-                self._console.print(f"note: {name} is not compared: {error}", highlight=False)
-        common, self.correct = self.correct, before
-        if complete:
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(cache, json.dumps({name: _as_text(correct) for name, correct in common.items()}))
-        return common
 
 
 def _sample(data: Task, most: int) -> Task:

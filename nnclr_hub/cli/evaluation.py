@@ -36,9 +36,7 @@ def evaluate(
         ),
     ] = [],  # noqa: B006
     data: Data = [],  # noqa: B006
-    to: Annotated[Path, typer.Option("--out", help="Folder for results.json, results.md and the plots.")] = Path(
-        "results"
-    ),
+    to: Annotated[Path, typer.Option("--out", help="Folder for results.json and results.md.")] = Path("results"),
     settings: Annotated[
         list[str], typer.Option("--set", help="KEY=VALUE; repeatable. `--protocols` lists the keys.")
     ] = [],  # noqa: B006
@@ -99,6 +97,4 @@ def evaluate(
     results = load_program("training", "evals.results")
     for table in results.tables(records, results.Results(to).differences(records)):
         out.print(table)
-    for page in results.draw(records, to):
-        err.print(f"Wrote {page}")
     err.print(f"Wrote {to / 'results.json'}, {to / 'results.md'}")

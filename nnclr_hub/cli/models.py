@@ -144,7 +144,7 @@ def download(
     """
     from nnclr_hub.hub.sources import keep, resolve
 
-    found = resolve(source, whole=True)
+    found = resolve(source)
     folder = keep(found, to) if to is not None else found.folder
     if folder is None:
         from nnclr_hub.encoder.loader import load_encoder

@@ -36,14 +36,10 @@ def register(app: typer.Typer) -> None:
 def export(
     run: Annotated[Path, typer.Argument(help="A run folder with a checkpoint, or a model folder.")],
     folder: Annotated[Path, typer.Argument(help="The model folder to write.")],
-    encoder: Annotated[
-        str | None, typer.Option(help="online or momentum. Default: the one that the run evaluated.")
-    ] = None,
     check: Annotated[
         list[str], typer.Option("--data", help="The run's data, to measure its 20-NN accuracy again. Repeatable.")
     ] = [],  # noqa: B006
     dtype: Annotated[str, typer.Option(help="fp32 or fp16.")] = "fp32",
-    support_set: Annotated[bool, typer.Option("--support-set", help="Include the run's support set.")] = False,
     license: License = None,
     trained_on: TrainedOn = None,
     terms: Annotated[
@@ -71,10 +67,8 @@ def export(
     done = load_program("training", "run_export").export(
         run,
         folder,
-        encoder=encoder,
         data=check,
         dtype=dtype,
-        support_set=support_set,
         provenance=about,
         force_license=force_license,
         force=force,

@@ -3,7 +3,6 @@
 config.json                timm's layout, plus the block "nnclr"
 model.safetensors          the bare timm state dict
 nnclr_heads.safetensors    projection and prediction heads, to continue pretraining
-nnclr_support_set.safetensors  optional: the support set, embeddings used as neighbors in training
 network.onnx               optional: the network in ONNX, whose weights are byte ranges of model.safetensors
 README.md                  the model card
 """
@@ -29,11 +28,10 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 HEADS = "nnclr_heads.safetensors"
-SUPPORT_SET = "nnclr_support_set.safetensors"
 GRAPH = "network.onnx"
 CARD = "README.md"
 FORMAT_VERSION = 1
-OPTIONAL = (HEADS, SUPPORT_SET, GRAPH)  # further files whose hashes config.json may record
+OPTIONAL = (HEADS, GRAPH)  # further files whose hashes config.json may record
 # fields of the block nnclr that are objects
 TABLES = ("sha256", "metrics", "rechecked", "commands", "measured_on", "splits", "converted", "graph")
 TEST, VALIDATION, HELD_OUT = "test", "validation", "held out"  # in "splits": where the metrics of a set are from

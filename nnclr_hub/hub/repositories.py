@@ -14,7 +14,7 @@ from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest, ModelError, ModelFilesMissing, NNCLRHubError, UnknownModel
 from nnclr_hub.hub.addresses import FULL
-from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, SUPPORT_SET, WEIGHTS
+from nnclr_hub.hub.layout import CARD, CONFIG, GRAPH, HEADS, WEIGHTS
 
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 _XET = re.compile("xet-(read|write)-token")
@@ -22,12 +22,11 @@ NO_XET = "HF_HUB_DISABLE_XET"
 SILENT = {"ConnectError", "ConnectTimeout", "ReadTimeout", "ConnectionError", "ConnectionRefusedError"}
 
 
-def download(reference: str, *, progress: bool = True, whole: bool = False) -> Path:
+def download(reference: str, *, progress: bool = True) -> Path:
     """Return the model folder of a repository in the Hub's cache, downloaded if necessary but not yet verified.
 
     Args:
         reference: "org/repo" or "org/repo@revision".
-        whole: include the support set, which loading an encoder does not need.
 
     Raises:
         InvalidRequest: the name of the repository is invalid.
@@ -54,7 +53,7 @@ def download(reference: str, *, progress: bool = True, whole: bool = False) -> P
         folder = snapshot_download(
             repository,
             revision=revision or None,
-            allow_patterns=[CONFIG, WEIGHTS, HEADS, GRAPH, CARD, *([SUPPORT_SET] if whole else [])],
+            allow_patterns=[CONFIG, WEIGHTS, HEADS, GRAPH, CARD],
             library_name="nnclr_hub",
             tqdm_class=None if progress else Silent,
         )

@@ -160,11 +160,8 @@ def recorded_source(source: str, whose: str) -> str:
     return source
 
 
-def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resolved:
+def resolve(source: str, *, progress: bool = True) -> Resolved:
     """Find the files of a source, download them if necessary, and verify them.
-
-    Args:
-        whole: download the support set too, which loading an encoder does not need.
 
     Raises:
         UnknownModel: the name, folder, repository or revision does not exist.
@@ -183,7 +180,7 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
     if colon and kind in ("timm", "random"):
         return _untrained_or_timm(kind, rest)
     if colon and kind == "hf-hub":
-        return _fetched(rest, progress, whole)
+        return _fetched(rest, progress)
     if colon and kind == "local-dir":
         return _folder(_local(rest))
     if colon and kind in ("http", "https"):
@@ -192,7 +189,7 @@ def resolve(source: str, *, progress: bool = True, whole: bool = False) -> Resol
         return _folder(folder, Pins("address", {WEIGHTS: digits}))
     name, _, revision = source.partition("@")
     if name in MODELS:
-        return _registered(name, revision, progress, whole)
+        return _registered(name, revision, progress)
     path = _named(source)
     if os.path.isfile(path):  # unlike Path.is_file, returns False for invalid names
         return _file(path)
@@ -311,21 +308,21 @@ def _untrained_or_timm(kind: str, rest: str) -> Resolved:
     return Resolved(None, architecture, int(seed or 0))
 
 
-def _registered(name: str, revision: str, progress: bool, whole: bool) -> Resolved:
+def _registered(name: str, revision: str, progress: bool) -> Resolved:
     # this installation has one revision at most; the Hub has all of them
     info = model_info(name)
     pins = Pins("registry", info.sha256)
     if revision in ("", info.revision):
         folder = info.folder
         if folder is None:
-            folder = download(f"{info.require_published()}@{info.revision}", progress=progress, whole=whole)
+            folder = download(f"{info.require_published()}@{info.revision}", progress=progress)
         return _folder(folder, pins)
-    return _fetched(f"{info.require_published()}@{revision}", progress, whole)
+    return _fetched(f"{info.require_published()}@{revision}", progress)
 
 
-def _fetched(reference: str, progress: bool, whole: bool) -> Resolved:
+def _fetched(reference: str, progress: bool) -> Resolved:
     # the client names each cached file by the sha256 that the Hub announced, but does not verify the content
-    folder = download(reference, progress=progress, whole=whole)
+    folder = download(reference, progress=progress)
     blobs = {name: (folder / name).resolve().name for name in (WEIGHTS, *OPTIONAL)}
     blobs = {name: blob for name, blob in blobs.items() if _BLOB.fullmatch(blob)}
     return _folder(folder, Pins("Hub", blobs) if blobs else None)

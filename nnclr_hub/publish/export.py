@@ -45,7 +45,6 @@ from nnclr_hub.hub.layout import (
     GRAPH,
     HEADS,
     OPTIONAL,
-    SUPPORT_SET,
     WEIGHTS,
     ModelConfig,
     read_config,
@@ -129,9 +128,7 @@ def export_run(
     *,
     dtype: str = "fp32",
     provenance: Mapping[str, Any] | None = None,
-    weights: Mapping[str, Tensor] | None = None,
     heads: Mapping[str, Tensor] | None = None,
-    support_set: Tensor | None = None,
     force_license: bool = False,
     graph: bool | None = None,
 ) -> Path:
@@ -141,9 +138,7 @@ def export_run(
         run: a run folder, or a model folder.
         dtype: "fp32", or "fp16" for half the size.
         provenance: additions to the source's record, such as "license", "data" and "metrics".
-        weights: replacements of the same architecture, such as those of the momentum encoder.
         heads: replacements of the source's heads.
-        support_set: (M, D) float rows to write as well.
         force_license: accept a license wider than the terms of the parents and of the training images, or one that
             cannot be compared with them; see `check_license`. New terms are compared with a license that is kept, too.
             The record and the card then say that the license was forced.
@@ -171,10 +166,7 @@ def export_run(
         check_terms(about, config.nnclr)
     if heads is None:
         heads = read_weights(source, HEADS) if (source / HEADS).is_file() else {}
-    state = _converted(weights if weights is not None else read_weights(source), dtype)
-    files = {WEIGHTS: state, HEADS: _converted(heads, dtype)}
-    if support_set is not None:
-        files[SUPPORT_SET] = _converted({"bank": support_set}, dtype)
+    files = {WEIGHTS: _converted(read_weights(source), dtype), HEADS: _converted(heads, dtype)}
     cfg = {**config.pretrained_cfg, "license": license}
     return _write(folder, replace(config, nnclr=about, pretrained_cfg=cfg), files, graph)
 

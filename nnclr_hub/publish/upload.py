@@ -82,7 +82,7 @@ def publish_model(
     """Publish a model folder.
 
     Args:
-        folder: from `nnclr export`; heads and support set are uploaded if it has them.
+        folder: from `nnclr export`; heads are uploaded if it has them.
         repository: ORGANIZATION/NAME, created if necessary.
         private: make it private; a public repository is refused.
         tag: name of the release; never moved.

@@ -151,7 +151,7 @@ def test_a_step_never_makes_the_device_wait(cuda, settings):
 
 
 def test_views_and_weights_are_channels_last(device):
-    learner, stepper, batches = stepper_on(device, "channels_last=true", "precision=fp32")
+    learner, stepper, batches = stepper_on(device, "precision=fp32")
     batch = batches.at(0)
     [view] = make_views(batch.pixels, batch.views[:1], batch.numbers[:1])
     kernel = learner.backbone.conv1.weight

@@ -210,19 +210,16 @@ def test_random_weights_are_pushed_without_the_license_of_their_architecture(hub
     assert "license" not in resolve(f"hf-hub:{NAME}").config.nnclr
 
 
-def test_heads_and_support_set_are_published_downloaded_and_removed_with_their_model(hub, model, folder, tmp_path):
-    bank = torch.nn.functional.normalize(torch.randn(5, 3))
-    full = export_run(model, tmp_path / "full", heads={"projection.weight": torch.randn(3, 3)}, support_set=bank)
+def test_heads_are_published_downloaded_and_removed_with_their_model(hub, model, folder, tmp_path):
+    full = export_run(model, tmp_path / "full", heads={"projection.weight": torch.randn(3, 3)})
     done = publish_model(full, NAME)
-    optional = {"nnclr_heads.safetensors", "nnclr_support_set.safetensors"}
-    assert optional < hub.repositories[NAME].files().keys()
-    assert not (resolve(str(done.source)).folder / "nnclr_support_set.safetensors").exists()
-    copy = keep(resolve(str(done.source), whole=True), tmp_path / "copy")
-    for name in (*optional, "model.safetensors", "config.json"):
+    assert "nnclr_heads.safetensors" in hub.repositories[NAME].files()
+    copy = keep(resolve(str(done.source)), tmp_path / "copy")
+    for name in ("nnclr_heads.safetensors", "model.safetensors", "config.json"):
         assert (copy / name).read_bytes() == (full / name).read_bytes()
-    assert [one.pinned_by for one in verify(str(done.source))] == ["nobody", "Hub", "Hub", "Hub"]
-    assert set(publish_model(folder, NAME).removed) == optional
-    assert not optional & hub.repositories[NAME].files().keys()
+    assert [one.pinned_by for one in verify(str(done.source))] == ["nobody", "Hub", "Hub"]
+    assert set(publish_model(folder, NAME).removed) == {"nnclr_heads.safetensors"}
+    assert "nnclr_heads.safetensors" not in hub.repositories[NAME].files()
 
 
 def test_the_snippet_of_the_page_runs(hub, folder, monkeypatch, tmp_path):

@@ -6,6 +6,7 @@ import tifffile
 import timm
 import torch
 from image_views import make_view
+from packed_batches import copy_in
 from rich.console import Console
 
 from nnclr_hub.encoder.loader import load_encoder
@@ -46,13 +47,13 @@ def test_a_pack_has_the_chosen_channels(cells, tmp_path):
     recipe = find_recipe("small_cpu").with_settings(["reading=channels=3,0,1,4"])
     assert recipe.in_chans == 4
     pack = build_pack(paths, 32, reading=recipe.preprocessing.reading, channels=4, cache=tmp_path)
-    images = np.stack([pack.image(row) for row in range(16)])
+    images = np.stack([copy_in(pack, row) for row in range(16)])
     assert images.shape[3] == pack.channels == 4
     mean, std = channel_statistics(PackedPixels(pack, torch.device("cpu")))
     np.testing.assert_allclose(mean, images.mean((0, 1, 2)) / 255, atol=5e-3)
     np.testing.assert_allclose(std, images.std((0, 1, 2)) / 255, rtol=0.2)
     other = build_pack(paths, 32, reading=recipe.preprocessing.reading.parse("channels=0"), cache=tmp_path)
-    assert other.image(0).shape[2] == 3
+    assert copy_in(other, 0).shape[2] == 3
     with pytest.raises(UnknownSetting):
         find_recipe("small_cpu").with_settings(["reading=channels=0,1", "in_chans=4"])
 

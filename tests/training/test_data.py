@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from packed_batches import packed_batches
+from packed_batches import copy_in, pack_of, packed_batches
 from PIL import Image
 from rich.console import Console
 
@@ -24,7 +24,7 @@ from training.data import named_sets as named_module
 from training.data.augment import NUMBERS, make_views
 from training.data.batches import Batches, Order, Permutation, seed_of
 from training.data.image_index import sampled_sizes, training_files, typical_side
-from training.data.image_pack import ImagePack, PackedPixels, build_pack, stored_sizes
+from training.data.image_pack import PackedPixels, build_pack, stored_sizes
 from training.data.named_sets import find_data
 from training.data.views import View
 from training.evals.task import evaluation_sets, read_task, table_set
@@ -76,7 +76,7 @@ def test_a_file_replaced_by_one_of_equal_size_is_decoded_again(image_files, tmp_
     for value in (10, 200):
         Image.new("RGB", (40, 40), (value,) * 3).save(path)
         os.utime(path, ns=(value, value))
-        assert build_pack(paths, 32, cache=tmp_path / "cache").image(0).mean() == value
+        assert copy_in(build_pack(paths, 32, cache=tmp_path / "cache"), 0).mean() == value
 
 
 def test_two_programs_decode_a_pack_once(image_files, tmp_path, monkeypatch):
@@ -112,12 +112,12 @@ def test_copies_keep_proportions_and_are_never_enlarged(tmp_path):
     assert pack.sizes.tolist() == [[high, wide] for wide, high in sizes]
     assert pack.stored.tolist() == [[40, 60], [60, 40], [40, 80], [12, 20]]
     assert pack.stored.tolist() == stored_sizes(pack.sizes, 40).tolist()
-    assert np.array_equal(pack.image(3), np.asarray(Image.open(paths[3])))
+    assert np.array_equal(copy_in(pack, 3), np.asarray(Image.open(paths[3])))
     pixels = PackedPixels(pack, torch.device("cpu"))
     gathered, _ = pixels.fetch(np.array([1, 3, 0]), [View()], torch.zeros(1, 3, NUMBERS))()
     for image, row in zip(gathered.images.numpy(), (1, 3, 0), strict=True):
         high, wide = pack.stored[row]
-        assert np.array_equal(image[:high, :wide], pack.image(row))
+        assert np.array_equal(image[:high, :wide], copy_in(pack, row))
 
 
 # ---- orders and batches
@@ -198,7 +198,7 @@ def test_the_random_numbers_of_views_are_those_of_their_step_and_seed(numbered):
     def numbers(step: int, seed: int = 0) -> torch.Tensor:
         order, pixels = (
             Order(np.array([40]), 8, seed),
-            PackedPixels(ImagePack.of_squares(numbered), torch.device("cpu")),
+            PackedPixels(pack_of(numbered), torch.device("cpu")),
         )
         options = {"views": views_of, "batch_size": 8, "seed": seed, "where": torch.device("cpu")}
         return Batches(pixels, np.full(40, -1), order, **options).draw(step).numbers
@@ -414,5 +414,5 @@ def test_addresses_and_patterns_are_not_looked_for_on_the_disk(tmp_path):
 
 @pytest.mark.parametrize(("residency", "resident"), [("device", True), ("auto", True), ("host", False)])
 def test_residency_decides_where_a_pack_is(residency, resident):
-    pack = ImagePack.of_squares(np.zeros((8, 4, 4, 3), np.uint8))
+    pack = pack_of(np.zeros((8, 4, 4, 3), np.uint8))
     assert PackedPixels(pack, torch.device("cpu"), residency).resident == resident

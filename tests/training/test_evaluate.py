@@ -25,8 +25,10 @@ def test_protocols_write_what_it_takes_to_repeat_them(data, model, tmp_path):
     assert first["fingerprint"]
     assert first["date"]
     assert first["command"].startswith("nnclr ")
-    assert (out / "scores.png").stat().st_size > 5000
-    assert (out / "few_shot.png").stat().st_size > 5000
+    curve = next(one["values"] for one in records if one["protocol"] == "few_shot")
+    point, spread = (100 * curve[f"few_shot/{data.name}/5{end}"] for end in ("", "/std"))
+    assert "top5 (top1), 5 per class" in (out / "results.md").read_text()
+    assert f"| {point:.1f} ± {spread:.1f} |" in (out / "results.md").read_text()
     assert "pixels" in shown
     assert "retrieval" in shown
     assert "nan" not in shown

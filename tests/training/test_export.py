@@ -1,4 +1,4 @@
-"""`nnclr export` of a run: either network, with scores measured again on the exported weights."""
+"""`nnclr export` of a run, with scores measured again on the exported weights."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tiny_runs import recipe
 
 from nnclr_hub import load_encoder
-from nnclr_hub.errors import CheckpointError, InvalidRequest, WeightsMismatch
+from nnclr_hub.errors import InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
 from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
@@ -37,6 +37,11 @@ def scored_by_eval(folder, data) -> float:
     """Return the 20-NN score of `nnclr eval`."""
     (record,) = json.loads(output_of("eval", "knn", folder, "--data", data, "--out", folder.parent / "out", "--json"))
     return record["values"][f"knn20/{data.name}"]
+
+
+def scored_by_eval_of_val(folder, data) -> float:
+    shutil.rmtree(data / "test")  # nnclr eval scores test/ first
+    return scored_by_eval(folder, data)
 
 
 def test_the_score_is_measured_again_on_the_same_images(run, data, tmp_path):
@@ -131,12 +136,17 @@ def test_an_export_with_data_scores_the_weights_of_a_stopped_run(stopped, data, 
     assert "Measured at step" not in (done.folder / "README.md").read_text()
 
 
-def test_other_images_of_the_same_name_do_not_count_as_a_check(run, data, tmp_path):
-    other = tmp_path / data.name
-    shutil.copytree(data, other)
-    next((other / "test").rglob("*.jpg")).unlink()
-    done = export(run, tmp_path / "model", data=[other])
-    assert done.rechecked[f"knn20/{data.name}"] is None
+def test_scores_on_other_images_of_the_same_name_replace_those_of_the_run(run, data, tmp_path):
+    """With val/, 20-NN is measured there. The linear score of the run is from other images, so it is left out."""
+    changed = tmp_path / data.name
+    shutil.copytree(data, changed)
+    shutil.copytree(data / "train", changed / "val")
+    done = export(run, tmp_path / "model", data=[changed])
+    expected = {f"knn20/{data.name}": scored_by_eval_of_val(done.folder, changed)}
+    assert dict(done.metrics) == done.rechecked == pytest.approx(expected, abs=1e-4)
+    before, after = (read_config(folder).nnclr for folder in (run / "encoder", done.folder))
+    assert (before["splits"], after["splits"]) == ({data.name: "test"}, {data.name: "validation"})
+    assert before["measured_on"] != after["measured_on"]
 
 
 @pytest.mark.parametrize(("images", "rejected"), [(2, False), (3, True)])
@@ -153,62 +163,36 @@ def test_two_images_of_a_small_set_may_change_class(run, data, tmp_path, images,
     assert (tmp_path / "model").exists() != rejected
 
 
-def test_each_of_the_two_networks_can_be_exported(run, data, tmp_path):
-    scored = read_config(run / "encoder").nnclr["encoder"]
-    other = "momentum" if scored == "online" else "online"
-    assert export(run, tmp_path / "other", encoder=other).metrics == {}, "scores of one network are not the other's"
-    saved = load_checkpoint(run)
+def test_a_finished_run_writes_its_other_network_on_request(run, data, tmp_path):
+    other = tmp_path / "run"
+    shutil.copytree(run, other)
+    settings = recipe(*SHORT, "method=momentum_nnclr", "encoder=momentum")
+    done = pretrain(settings, [data], other, resume=True)
+    saved = load_checkpoint(other)
     assert saved is not None
-    for name, place in (("online", "backbone."), ("momentum", "momentum.encoder.0.")):
-        done = export(run, tmp_path / name, encoder=name, data=[data])
-        written = load_file(done.folder / "model.safetensors")
+    for folder, place in ((run, "backbone."), (other, "momentum.encoder.0.")):
+        written = load_file(folder / "encoder" / "model.safetensors")
         kept = {key.removeprefix(place): value for key, value in saved["learner"].items() if key.startswith(place)}
         assert written.keys() == kept.keys()
         for key, value in written.items():
             torch.testing.assert_close(value, kept[key], rtol=0, atol=0)
-        assert read_config(done.folder).nnclr["encoder"] == name
-        assert done.rechecked[f"knn20/{data.name}"] is not None
+    assert read_config(other / "encoder").nnclr["encoder"] == "momentum"
+    assert done.scores[f"knn20/{data.name}"] == pytest.approx(scored_by_eval(other / "encoder", data), abs=1e-4)
+    exported = export(other, tmp_path / "model", data=[data])
+    assert exported.rechecked[f"knn20/{data.name}"] is not None
     x = torch.randn(2, 3, 32, 32)
-    one, two = (load_encoder(tmp_path / name, device="cpu").embed(x) for name in ("online", "momentum"))
+    one, two = (load_encoder(folder, device="cpu").embed(x) for folder in (run / "encoder", exported.folder))
     assert not np.allclose(one, two, atol=1e-4)
 
 
-def test_the_support_set_is_exported_on_request(run, tmp_path):
-    done = export(run, tmp_path / "model", support_set=True)
-    bank = load_file(done.folder / "nnclr_support_set.safetensors")["bank"]
-    assert bank.shape == (40, 8)
-    torch.testing.assert_close(bank.norm(dim=1), torch.ones(40))
-    assert "nnclr_support_set.safetensors" in (done.folder / "README.md").read_text()
-    load_encoder(done.folder)
-    assert not (export(run, tmp_path / "model").folder / "nnclr_support_set.safetensors").exists()
-
-
 def test_the_same_export_gives_the_same_bytes(run, data, tmp_path):
-    one, two = (export(run, tmp_path / name / "model", data=[data], support_set=True).folder for name in "ab")
+    one, two = (export(run, tmp_path / name / "model", data=[data]).folder for name in "ab")
     files = sorted(path.name for path in one.iterdir())
-    assert len(files) == 5
+    assert len(files) == 4
     for name in files:
         assert (one / name).read_bytes() == (two / name).read_bytes(), name
 
 
-def test_missing_parts_of_a_run_are_rejected(run, model, data, tmp_path):
-    with pytest.raises(CheckpointError, match=r"no checkpoint\.pt"):
-        export(model, tmp_path / "model", encoder="momentum")
-    with pytest.raises(InvalidRequest, match="online, momentum"):
-        export(run, tmp_path / "model", encoder="both")
+def test_images_without_labels_cannot_measure(run, data, tmp_path):
     with pytest.raises(InvalidRequest, match="labeled images"):
         export(run, tmp_path / "model", data=[data / "train" / "cat"])
-
-
-def test_scores_of_other_images_keep_the_split_that_they_are_from(run, data, tmp_path):
-    """After the run the set has got val/, so 20-NN is measured there, and the scores of the run are from test/."""
-    changed = tmp_path / data.name
-    shutil.copytree(data, changed)
-    shutil.copytree(data / "train", changed / "val")
-    before, after = (
-        read_config(run / "encoder").nnclr,
-        read_config(export(run, tmp_path / "out", data=[changed]).folder).nnclr,
-    )
-    assert after["metrics"] == before["metrics"]
-    assert (after["splits"], after["measured_on"]) == (before["splits"], before["measured_on"])
-    assert before["splits"] == {data.name: "test"}

@@ -3,10 +3,12 @@
 import math
 
 import pytest
+import torch
 from torch import nn
 
 from nnclr_hub.errors import TrainingDiverged
-from training.distributed import ALONE
+from nnclr_hub.method import Gather
+from training.distributed import Ranks
 from training.monitor import Monitor, stop_if_diverged
 
 
@@ -39,7 +41,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
 def test_the_training_time_excludes_pauses(tmp_path, monkeypatch):
     clock = iter([0.0, 0.25, 0.25, 10.0, 10.5, 10.75, 20.0])
     monkeypatch.setattr("training.monitor.time.perf_counter", lambda: next(clock))
-    monitor = Monitor(tmp_path, 0, ranks=ALONE)
+    monitor = Monitor(tmp_path, 0, ranks=Ranks(0, 1, torch.device("cpu"), Gather()))
     for _ in range(2):
         monitor.add({}, 100, 0.0)
         with monitor.paused():

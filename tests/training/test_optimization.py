@@ -34,7 +34,7 @@ def test_biases_and_norms_do_not_decay(optimizer):
 def test_positions_and_the_class_token_of_a_transformer_do_not_decay(layer_decay):
     """They have more than one dimension, so a rule by dimensions alone would decay them."""
     learner = Learner(create_backbone("test_vit"), METHODS["simclr"], nn.Linear(64, 2))
-    recipe = find_recipe("vit_small_imagenet").with_settings(["weight_decay=0.1"])
+    recipe = find_recipe("vit_base_imagenet").with_settings(["backbone=vit_small", "weight_decay=0.1"])
     optimizer = make_optimizer(learner, recipe, layer_decay=layer_decay)
     decays = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     exempt = {name for name, p in learner.backbone.named_parameters() if p.ndim > 1 and decays[id(p)] == 0}

@@ -29,7 +29,7 @@ from nnclr_hub.images.reading import PLAIN
 from training.data import originals as originals_module
 from training.data.augment import make_views
 from training.data.batches import Batches, Order
-from training.data.cutting import CROP_NUMBERS, CutRequest, CutShape, crop_boxes, cut_views, enlarged_share
+from training.data.cutting import CROP_NUMBERS, CutRequest, crop_boxes, cut_views, enlarged_share
 from training.data.image_index import COLUMNS, ImageIndex, training_files
 from training.data.image_pack import build_pack
 from training.data.originals import Originals
@@ -50,8 +50,8 @@ def jpeg(image: Image.Image, **options) -> bytes:
 # ---- geometry and pixels
 
 
-def shapes(*sizes: int) -> list[CutShape]:
-    return [CutShape(size, (0.08, 1.0), (3 / 4, 4 / 3), 0.5) for size in sizes]
+def views(*sizes: int) -> list[View]:
+    return [View(size) for size in sizes]
 
 
 @pytest.mark.parametrize(("width", "error"), [(250, 0.0), (500, 0.0), (3000, 1.5)])
@@ -62,7 +62,7 @@ def test_crops_have_the_pixels_of_torchvisions(width, error):
     numbers[:, 0] = np.linspace(0.3, 1, 6, endpoint=False)  # of the area
     decoded: Any = Image.open(io.BytesIO(data))
     sides = (width // 3 if width < 1000 else 96,) * 6  # a crop of the half width is scaled down from twice its view
-    high, wide, *crops = cut_views(CutRequest(data, 7, numbers), shapes(*sides), PLAIN, 3)
+    high, wide, *crops = cut_views(CutRequest(data, 7, numbers), views(*sides), PLAIN, 3)
     assert (high, wide) == decoded.size[::-1]
     size = np.tile((high, wide), (6, 1))
     boxes = crop_boxes(size, np.array((0.08, 1.0)), np.array((3 / 4, 4 / 3)), numbers[:, :CROP_NUMBERS])
@@ -84,7 +84,7 @@ def test_boxes_are_those_of_the_upright_image_also_when_the_decoder_scales(orien
     turned = photo if turns[orientation] is None else photo.transpose(turns[orientation])
     numbers = np.random.default_rng(1).random((2, CROP_NUMBERS + 1))
     results = [
-        cut_views(CutRequest(one, 0, numbers), shapes(32, 24), PLAIN, 3)
+        cut_views(CutRequest(one, 0, numbers), views(32, 24), PLAIN, 3)
         for one in (jpeg(photo), jpeg(turned, exif=exif.tobytes()))
     ]
     assert results[0][:2] == results[1][:2] == (606, 902)

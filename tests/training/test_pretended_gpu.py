@@ -29,7 +29,7 @@ TINY = [
     *("warm_start=0", "ramp=0", "gate=1"),
 ]
 VIT = [
-    *("backbone=test_vit", "drop_path=0.1", "freeze_patches=true"),
+    *("backbone=test_vit", "drop_path=0.1"),
 ]
 # the others are slow: each operation takes a thousand times longer than usual
 BRIEF = ("nnclr", "starter", "vit", "lejepa", "eager")

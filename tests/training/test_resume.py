@@ -79,7 +79,7 @@ def test_a_run_continues_with_more_epochs_on_the_longer_schedule(photos, tmp_pat
 def test_a_resumed_run_has_the_memory_layout_of_one_that_never_stopped(optimizer, photos, tmp_path):
     """Weights or momenta in another layout than the gradients would make each later step slower."""
     before, after = Layouts(), Layouts()
-    settings = recipe("channels_last=true", f"optimizer={optimizer}")
+    settings = recipe(f"optimizer={optimizer}")
     pretrain(settings, photos, tmp_path / "run", minutes=0, callbacks=[before])
     pretrain(settings, photos, tmp_path / "run", minutes=0, resume=True, callbacks=[after])
     assert after.at_start == before.at_end == after.at_end

@@ -13,10 +13,11 @@ from nnclr_hub import load_encoder, wrap_encoder
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.hub.layout import read_config
+from nnclr_hub.method import Gather
 from training.callbacks import Callback
 from training.data.image_index import metadata_numbers, training_files
 from training.data.views import IMAGENET_MEAN, IMAGENET_STD
-from training.distributed import ALONE
+from training.distributed import Ranks
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.setup import Setup
@@ -32,7 +33,8 @@ class Tables(Callback):
 
 
 def test_the_targets_are_the_teachers_centered_vectors_by_image(data, model):
-    setup = Setup.of(recipe("method=teacher", f"teacher={model}"), [data], ALONE, QUIET)
+    ranks = Ranks(0, 1, torch.device("cpu"), Gather())
+    setup = Setup.of(recipe("method=teacher", f"teacher={model}"), [data], ranks, QUIET)
     encoder = load_encoder(model, device="cpu")
     raw = np.stack(encoder.features_each([setup.files[row] for row in range(len(setup.files))]))
     centered = raw - raw.mean(axis=0)

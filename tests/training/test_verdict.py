@@ -221,11 +221,7 @@ def test_auto_keeps_the_encoder_that_it_does_not_improve(photos, flat, model, tm
     assert fingerprint(tmp_path / "run" / "trained") != fingerprint(model)
     export(tmp_path / "run", tmp_path / "kept")
     assert fingerprint(tmp_path / "kept") == fingerprint(model)
-    for network, support_set in (("online", False), ("momentum", False), (None, True)):
-        with pytest.raises(InvalidRequest) as refused:
-            export(tmp_path / "run", tmp_path / "mixed", encoder=network, support_set=support_set)
-        assert str(tmp_path / "run" / "trained") in str(refused.value)
-    export(tmp_path / "run" / "trained", tmp_path / "trained", encoder="online", force=True)
+    export(tmp_path / "run" / "trained", tmp_path / "trained", force=True)
     assert fingerprint(tmp_path / "trained") == fingerprint(tmp_path / "run" / "trained")
     about = read_config(tmp_path / "trained").nnclr
     assert (about["recipe"], about["verdict"]["kept"]) == ("auto", str(model))

@@ -28,7 +28,8 @@ WINDOW_BYTES = 1 << 30  # bytes of the archives that are read at random at one t
 REPLACEMENTS = 20  # images tried in place of one that cannot be read
 SAMPLED = 1000  # images of the statistics
 LEAST_STD = 0.01  # for an empty channel
-WHOLE = View(size=64, scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0)
+# the whole image, squashed to a square
+WHOLE = View(size=64, scale=(1.0, 1.0), ratio=(1e-6, 1e6), flip=0.0, jitter=0.0, gray=0.0, blur=0.0)
 
 
 # ------------------------------------------------------------------------------ order

@@ -23,6 +23,8 @@ from nnclr_hub.images.decode import DecodedImage, decode_scaled
 from nnclr_hub.images.reading import ImageReading
 from nnclr_hub.images.source import Source
 
+from .views import View
+
 ATTEMPTS = 10  # to sample a crop that fits, before a central crop is used
 CROP_NUMBERS = 2 * ATTEMPTS + 2
 REDUCING_GAP = 3.0  # Pillow: nearly as exact as resampling all pixels, for crops of more than six times the view
@@ -74,16 +76,6 @@ def enlarged_share(sizes: np.ndarray, stored: np.ndarray, side: int, scale: tupl
 
 
 @dataclass(frozen=True)
-class CutShape:
-    """The part of a `View` that decides its crop."""
-
-    size: int
-    scale: tuple[float, ...]
-    ratio: tuple[float, float]
-    flip: float
-
-
-@dataclass(frozen=True)
 class CutRequest:
     """An image to cut views from.
 
@@ -101,7 +93,7 @@ class CutRequest:
         return replace(self, source=os.path.abspath(self.source)) if isinstance(self.source, str) else self
 
 
-def cut_views(request: CutRequest, shapes: Sequence[CutShape], reading: ImageReading, bands: int) -> tuple[Any, ...]:
+def cut_views(request: CutRequest, views: Sequence[View], reading: ImageReading, bands: int) -> tuple[Any, ...]:
     """Decode an image once and cut all views from it.
 
     A JPEG is scaled down by its decoder as long as each crop has as many pixels as its view along each side.
@@ -110,23 +102,23 @@ def cut_views(request: CutRequest, shapes: Sequence[CutShape], reading: ImageRea
         Height and width of the original, and for each view an image of (size, size), mirrored if its number is below
         `flip`.
     """
-    scale, ratio = (np.array([getattr(one, name) for one in shapes]) for name in ("scale", "ratio"))
+    scale, ratio = (np.array([getattr(one, name) for one in views]) for name in ("scale", "ratio"))
 
     @cache
     def boxes_of(width: int, height: int) -> np.ndarray:
-        sizes = np.broadcast_to(np.array([height, width]), (len(shapes), 2))
+        sizes = np.broadcast_to(np.array([height, width]), (len(views), 2))
         return crop_boxes(sizes, scale, ratio, request.numbers[:, :CROP_NUMBERS])
 
     def factor(width: int, height: int) -> float:
         boxes = boxes_of(width, height)
-        return min(float(box[2:].min()) / shape.size for box, shape in zip(boxes, shapes, strict=True))
+        return min(float(box[2:].min()) / view.size for box, view in zip(boxes, views, strict=True))
 
     decoded = decode_scaled(request.source, factor, reading, bands)
     width, height = decoded.size
     crops = []
-    for box, shape, number in zip(boxes_of(width, height), shapes, request.numbers[:, -1], strict=True):
-        crop = _crop(decoded, box, shape.size)
-        crops.append(np.asarray(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if number < shape.flip else crop))
+    for box, view, number in zip(boxes_of(width, height), views, request.numbers[:, -1], strict=True):
+        crop = _crop(decoded, box, view.size)
+        crops.append(np.asarray(crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if number < view.flip else crop))
     return height, width, *crops
 
 

@@ -60,21 +60,8 @@ class ImagePack:
     broken: tuple[tuple[str, str], ...] = ()
     channels: int = 3
 
-    @classmethod
-    def of_squares(cls, images: np.ndarray) -> ImagePack:
-        """Return a pack of images (N, S, S, C) uint8 in memory."""
-        sizes = np.full((len(images), 2), images.shape[1])
-        flat = np.append(images.ravel(), np.zeros(images.shape[2] * images.shape[3], np.uint8))
-        return cls(flat, sizes, sizes, np.arange(len(images)), channels=images.shape[3])
-
     def __len__(self) -> int:
         return len(self.stored)
-
-    def image(self, row: int) -> np.ndarray:
-        """Return a copy: (H, W, C) uint8."""
-        ends = np.cumsum(self.stored.prod(axis=1)) * self.channels
-        height, width = self.stored[row]
-        return self.pixels[: ends[row]][-height * width * self.channels :].reshape(height, width, self.channels)
 
 
 class PackedPixels:

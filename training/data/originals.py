@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from nnclr_hub.remote_files import RemoteBytes
 
 from .augment import FLIP, CutViews
 from .batches import REPLACEMENTS, WINDOW_BYTES
-from .cutting import CROP_NUMBERS, CutRequest, CutShape, cut_views
+from .cutting import CROP_NUMBERS, CutRequest, cut_views
 from .views import View
 
 if TYPE_CHECKING:
@@ -98,21 +99,18 @@ class Originals:
         Returns:
             A function that returns the views, and the rows (B,) of the images that were read.
         """
-        shapes = [CutShape(view.size, view.scale, view.ratio, view.flip) for view in views]
+        views = [replace(view, operation=None) for view in views]  # processes cannot get a function of a plug-in
         own = numbers[:, :, [*range(CROP_NUMBERS), FLIP]].transpose(0, 1).numpy()  # (B, V, CROP_NUMBERS + 1)
         pinned = self._where.type == "cuda"
         shape = (len(rows), self._form[1])
         crops = [
-            torch.empty((shape[0], one.size, one.size, shape[1]), dtype=torch.uint8, pin_memory=pinned)
-            for one in shapes
+            torch.empty((shape[0], one.size, one.size, shape[1]), dtype=torch.uint8, pin_memory=pinned) for one in views
         ]
         read, sizes = rows.copy(), np.zeros((len(rows), 2), np.int64)
         arrays = [crop.numpy() for crop in crops]
         size = max(1, min(MOST_AT_ONCE, -(-len(rows) // (4 * self._workers))))
         tasks = [
-            self._threads.submit(
-                self._cut, range(start, min(start + size, len(rows))), read, own, shapes, arrays, sizes
-            )
+            self._threads.submit(self._cut, range(start, min(start + size, len(rows))), read, own, views, arrays, sizes)
             for start in range(0, len(rows), size)
         ]
 
@@ -133,7 +131,7 @@ class Originals:
         slots: Sequence[int],
         rows: np.ndarray,
         numbers: np.ndarray,
-        shapes: Sequence[CutShape],
+        views: Sequence[View],
         crops: Sequence[np.ndarray],
         sizes: np.ndarray,
     ) -> None:
@@ -148,7 +146,7 @@ class Originals:
                     requests.append(CutRequest(self._source(row), slot, numbers[slot]))
                 except (NNCLRHubError, OSError) as error:
                     failed[slot] = _reason(error)
-            results = self._pool.run_each(cut_views, requests, shapes, *self._form)
+            results = self._pool.run_each(cut_views, requests, views, *self._form)
             for request, result in zip(requests, results, strict=True):
                 if isinstance(result, Exception):
                     failed[request.slot] = _reason(result)

@@ -1,4 +1,4 @@
-"""OUT/results.json: every score with all that is needed to reproduce it. OUT/results.md: its tables. Plots of them."""
+"""OUT/results.json: every score with all that is needed to reproduce it. OUT/results.md: its tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -22,13 +22,8 @@ from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.probe.uncertainty import Difference, paired_difference
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 NAME = "results.json"
 DETAILS = ("top5", "l2", "std", "queries")
-WIDE = 44  # characters of a name in a plot
 
 
 @dataclass(frozen=True)
@@ -210,13 +205,24 @@ def as_markdown(
 def _grids(records: Sequence[EvaluationRecord]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     for protocol in dict.fromkeys(one.protocol for one in records):
         ours = [one for one in records if one.protocol == protocol]
-        columns = list(dict.fromkeys((one.data, one.metric) for one in ours))
+        columns = list(dict.fromkeys(column for one in ours for column in _cells(one)))
         rows = []
         for row in dict.fromkeys(one.row for one in ours):
-            found = {(one.data, one.metric): in_percent(one) for one in ours if one.row == row}
+            found = {column: text for one in ours if one.row == row for column, text in _cells(one).items()}
             rows.append([row, *(found.get(column, "") for column in columns)])
-        title = f"{protocol}, with the most labels per class" if protocol == "few_shot" else protocol
-        yield title, [f"{data} ({metric})" for data, metric in columns], rows
+        yield protocol, columns, rows
+
+
+def _cells(record: EvaluationRecord) -> dict[str, str]:
+    """Return what a table shows of a record, by column; of a few-shot curve each point, with its deviation."""
+    data = f"{record.data} ({record.metric})"
+    if record.protocol != "few_shot":
+        return {data: in_percent(record)}
+    points = {name.split("/")[-1]: name for name in record.values if not name.endswith("/std")}
+    return {
+        f"{data}, {shots} per class": f"{100 * record.values[name]:.1f} ± {100 * record.values[f'{name}/std']:.1f}"
+        for shots, name in points.items()
+    }
 
 
 def _difference_grids(differences: Sequence[Comparison]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -266,90 +272,3 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-# ------------------------------------------------------------------------------ plots
-
-
-def draw(records: Sequence[EvaluationRecord], folder: Path) -> list[Path]:
-    """Write folder/scores.png, and few_shot.png if there are such records; return their paths."""
-    pages = []
-    bars = [one for one in records if one.protocol != "few_shot"]
-    if bars:
-        pages.append(_save(_scores(bars), folder / "scores.png"))
-    curves = [one for one in records if one.protocol == "few_shot"]
-    if curves:
-        pages.append(_save(_few_shot(curves), folder / "few_shot.png"))
-    return pages
-
-
-def _scores(records: Sequence[EvaluationRecord]) -> Figure:
-    """Draw a panel per protocol, a group of bars per data set, and a bar per source."""
-    from matplotlib.figure import Figure
-
-    protocols = list(dict.fromkeys(one.protocol for one in records))
-    sources = list(dict.fromkeys(one.source for one in records))
-    sets = max(len({one.data for one in records if one.protocol == name}) for name in protocols)
-    figure = Figure(figsize=(2.5 + 0.35 * sets * len(sources), 2.6 * len(protocols) + 0.6), layout="constrained")
-    panels = figure.subplots(len(protocols), squeeze=False)[:, 0]
-    for axes, name in zip(panels, protocols, strict=True):
-        data = list(dict.fromkeys(one.data for one in records if one.protocol == name))
-        width = 0.8 / len(sources)
-        for number, source in enumerate(sources):
-            found = {one.data: 100 * one.main for one in records if (one.protocol, one.source) == (name, source)}
-            places = [data.index(one) + (number - (len(sources) - 1) / 2) * width for one in found]
-            bars = axes.bar(places, list(found.values()), width, label=short(source))
-            axes.bar_label(bars, fmt="%.0f", fontsize=7)
-        axes.set_xticks(range(len(data)), data)
-        axes.set_ylabel(f"{name} (%)")
-        axes.set_ylim(0, 105)
-        axes.spines[["top", "right"]].set_visible(False)
-    _legend(figure, panels[0])
-    return figure
-
-
-def _few_shot(records: Sequence[EvaluationRecord]) -> Figure:
-    """Draw accuracy against labels per class: a panel per data set, a line per source, one standard deviation."""
-    from matplotlib.figure import Figure
-
-    data = list(dict.fromkeys(one.data for one in records))
-    columns = min(2, len(data))
-    rows = -(-len(data) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3 * rows + 0.6), layout="constrained")
-    panels = figure.subplots(rows, columns, squeeze=False).ravel()
-    for axes in panels[len(data) :]:
-        axes.set_visible(False)
-    for axes, name in zip(panels, data, strict=False):
-        for number, record in enumerate(one for one in records if one.data == name):
-            points = {int(k.split("/")[2]): 100 * v for k, v in record.values.items() if not k.endswith("/std")}
-            spread = [100 * v for k, v in record.values.items() if k.endswith("/std")]
-            x, y = list(points), list(points.values())
-            axes.plot(x, y, "o-", markersize=3, color=f"C{number}", label=short(record.source))
-            low, high = ([a + sign * b for a, b in zip(y, spread, strict=True)] for sign in (-1, 1))
-            axes.fill_between(x, low, high, color=f"C{number}", alpha=0.15)
-        axes.set_xscale("log")
-        shots = sorted({int(k.split("/")[2]) for one in records if one.data == name for k in one.values})
-        axes.set_xticks(shots, [str(n) for n in shots])
-        axes.minorticks_off()
-        axes.set_title(name, fontsize=9)
-        axes.set_xlabel("labels per class")
-        axes.set_ylabel("accuracy (%)")
-        axes.grid(alpha=0.3)
-    _legend(figure, panels[0])
-    return figure
-
-
-def short(source: str) -> str:
-    """Shorten a source for the legend: its beginning shows the kind of source, its end which one."""
-    return source if len(source) <= WIDE else f"{source[:16]}...{source[-24:]}"
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    columns = 1 if max(map(len, labels), default=0) > WIDE // 2 else min(3, len(labels))
-    figure.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=8)
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    figure.savefig(path, dpi=110)
-    return path

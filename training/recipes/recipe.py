@@ -167,7 +167,6 @@ class Recipe:
     backbone: str = setting("resnet50", "any timm architecture, or resnet18_cifar, resnet50_cifar")
     channels: tuple[int, ...] = setting((), "widths of a ResNet's four stages; empty for timm's widths")
     drop_path: float = setting(0.0, "stochastic depth of a vision transformer, in the online network alone")
-    freeze_patches: bool = setting(False, "do not train a vision transformer's patch projection")
     projection: str = setting("method", f"projection head: method, none, {', '.join(PROJECTIONS)}")
     projection_hidden: int = setting(0, "width of its hidden layers; 0 for the head's default")
     projection_dim: int = setting(0, "d, length of z and p; 0 for the head's default")
@@ -226,7 +225,6 @@ class Recipe:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
         "auto", "auto: bf16 on devices where it is fast, fp16 with scaled gradients on other GPUs"
     )
-    channels_last: bool = setting(True, "memory layout of convolutions")
     compile: bool = setting(False, "compile the backbone")
     compile_views: bool = setting(True, "compile the augmentation of recorded steps, on a GPU")
     graph: bool = setting(True, "record the step once and replay it, on a GPU")

@@ -81,12 +81,4 @@ SMALL_SETS: dict[str, Preset] = {
         expected="not yet run by this project. Elsewhere, with other settings and their best epoch: 83.4 k-NN after "
         "200 epochs (lightly's benchmark), 91.88 linear after 1000 (solo-learn).",
     ),
-    "imagenette_resnet18": Preset(
-        recipe=replace(SMALL, batch_size=256, queue_size=4096),
-        summary="ResNet-18 at 128 pixels.",
-        data="--data imagenette --out RUN",
-        time="estimate: 3 minutes of an H100 for 200 epochs.",
-        expected="not yet run by this project. Elsewhere, with other settings and their best epoch: 80.9 k-NN after "
-        "200 epochs, 88.4 after 800 (lightly's benchmark).",
-    ),
 }
