@@ -1,6 +1,7 @@
 """The jobs that add images: staged uploads, zip files, and a folder of the server."""
 
 import hashlib
+import json
 import secrets
 import shutil
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rest_requests import ended, is_problem
 from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
@@ -139,6 +141,57 @@ def test_the_upload_ticket_is_secret(server, client, collection, ticket, image_f
     job = add(server, given)
     assert given not in client.get(f"/api/v1/jobs/{job.id}").text
     assert client.get("/api/v1/jobs", params={"kind": "add"}).json()["jobs"][0]["id"] == job.id
+
+
+# ---- over REST; no file outside the source folders is read
+
+
+def indexed(client, collection: str, **body) -> dict:
+    return ended(client, client.post(f"{collection}/index", json=body))
+
+
+def test_a_folder_is_indexed_and_its_changes_are_updated(client, server, collection):
+    [source] = server.app.state.settings.source_folders
+    folder = source / "summer"
+    first = indexed(client, collection, source=source.name, folder="summer")
+    assert (first["state"], first["done"], first["total"]) == ("done", 60, 60)
+    found = client.get(f"{collection}/items", params={"limit": 100}).json()["items"]
+    assert {item["metadata"]["label"] for item in found} == {one.name for one in folder.iterdir()}
+
+    gone = sorted(folder.rglob("*.jpg"))[0]
+    aside = gone.rename(source / "aside")
+    (folder / "cat" / "broken.jpg").write_bytes(b"no image")
+    again, pruned = (indexed(client, collection, folder="summer", prune=prune) for prune in (False, True))
+    aside.rename(gone)
+    (folder / "cat" / "broken.jpg").unlink()
+    assert [(job["result"]["unchanged"], job["result"]["removed"]) for job in (again, pruned)] == [(59, 0), (59, 1)]
+    assert [error["name"] for error in pruned["result"]["errors"]] == ["cat/broken.jpg"]
+    assert client.get(f"{collection}/count").json()["count"] == 59
+
+
+def test_a_job_without_images_fails_and_reports_no_paths_of_the_machine(client, server, collection):
+    [source] = server.app.state.settings.source_folders
+    (source / "empty").mkdir()
+    job = indexed(client, collection, folder="empty")
+    assert (job["state"], job["error"]["code"]) == ("failed", "no_images")
+    assert str(source) not in json.dumps([job, client.get("/api/v1/jobs").json()])
+
+
+@pytest.mark.parametrize("target", ["outside", "link"])
+def test_links_are_not_followed(client, server, collection, tmp_path, photos, target):
+    """To another folder, or to itself."""
+    [source] = server.app.state.settings.source_folders
+    link = source / "link"
+    link.symlink_to(photos if target == "outside" else target)
+    try:
+        is_problem(client.post(f"{collection}/index", json={"folder": "link"}), 422, "invalid_request")
+    finally:
+        link.unlink()
+
+
+def test_a_server_on_the_network_reads_no_folders(client, server, collection, monkeypatch):
+    monkeypatch.setattr(server.app.state.settings, "host", "0.0.0.0")
+    is_problem(client.post(f"{collection}/index", json={"folder": "summer"}), 422, "invalid_request")
 
 
 def test_a_folder_removed_from_the_settings_is_not_read(server, collection, photos):

@@ -45,6 +45,11 @@ def openai(**change: Any) -> dict[str, Any]:
     return {"model": "default", "input": "IMAGE", **change}
 
 
+def table(text: str, **query: str) -> Any:
+    """Return a request for labels from a table."""
+    return sent(content=text.encode(), params=query, headers={"Content-Type": "text/csv"})
+
+
 def guesses(clause: str) -> Any:
     """Yield filters that could reveal the folder of an indexed item letter by letter."""
     for kind in ({"match": "/a"}, {"prefix": "/"}, {"range": {"gte": "/"}}, {"exists": True}):
@@ -199,7 +204,17 @@ TABLE: dict[str, list[Any]] = {
         *(({"labels": [], "field": field}, 422, "invalid_filter") for field in ("", 'a"b')),
     ],
     "PUT c/nowhere/label-keys": [({"labels": []}, 404, "collection_not_found")],
-    "POST c/photos/labels": [(sent(content=b"id,label\na,cat\n"), *WRONG_TYPE)],
+    "POST c/photos/labels": [
+        (sent(content=b"id,label\na,cat\n"), *WRONG_TYPE),
+        table("id,label\na,cat\na,dog\n"),
+        table("id,label\nnobody,cat\n"),
+        (table("id,label\n"), 422, "no_images"),
+        table("file,label\na,cat\n"),
+        table('id,label\na,"cat\n'),
+        table("id,label\na,cat\n", label_column="Art"),
+        table("id,label\na,cat\n", key="root"),
+        *(table("id,label\na,cat\n", columns=columns) for columns in ('["nowhere"]', "split", "[1]")),
+    ],
     "PUT c/plain": [({"dim": 5}, 409, "collection_exists")],
     "PUT c/l2": [{"dim": 4, "metric": "l2", "vectors": "center"}],
     "PUT c/odd": [{"model": "default?channels=0,1"}],
