@@ -40,24 +40,6 @@ def test_concurrent_equal_requests_create_one_collection(client):
 ALIASES = "/api/v1/aliases"
 
 
-def test_an_alias_works_in_every_route(client, collection):
-    client.put(f"{collection}/items", json=[{"id": "a", "vector": [1.0] * 32}])
-    assert client.put(f"{ALIASES}/live", json={"collection": "photos"}).json() == {
-        "alias": "live",
-        "collection": "photos",
-    }
-    assert client.get(ALIASES).json() == {"aliases": [{"alias": "live", "collection": "photos"}]}
-    assert client.get("/api/v1/collections/live").json()["name"] == "photos"
-    assert client.get("/api/v1/collections/live/items/a").status_code == 200
-    assert client.post("/api/v1/collections/live/search", json={"vector": [1.0] * 32}).json()["matches"][0]["id"] == "a"
-    client.put("/api/v1/collections/other", json={"dim": 3})
-    client.put(f"{ALIASES}/live", json={"collection": "other"})
-    assert client.get("/api/v1/collections/live").json()["dim"] == 3
-    assert client.delete(f"{ALIASES}/live").status_code == 204
-    is_problem(client.get("/api/v1/collections/live"), 404, "collection_not_found")
-    client.delete("/api/v1/collections/other")
-
-
 def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, image_files):
     name = "Früh ling 春"
     path = f"/api/v1/collections/{quote(name)}"
