@@ -11,7 +11,6 @@ from rest_requests import as_text, is_problem, upload
 from typer.testing import CliRunner
 from waiting import free_port
 
-from nnclr_hub import Client
 from nnclr_hub.cli.app import app as cli
 from nnclr_hub.errors import OpenedForReading
 from nnclr_hub.store import open_store
@@ -132,11 +131,6 @@ def test_the_workbench_refuses_writes_too(server, photos, image_files):
         with pytest.raises(OpenedForReading) as refusal:
             write()
         assert str(bench.store.folder) not in str(refusal.value)
-
-
-def test_the_client_raises_the_same_error(server):
-    with Client(server.url) as client, pytest.raises(OpenedForReading, match="read-only"):
-        client.collection("photos").delete(["x"])
 
 
 def test_the_command_reads_the_environment_variable(tmp_path, model):
