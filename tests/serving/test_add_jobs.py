@@ -1,14 +1,16 @@
 """The jobs that add images: staged uploads, zip files, and a folder of the server."""
 
 import hashlib
+import json
 import secrets
 import shutil
 import threading
 import zipfile
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rest_requests import ended, is_problem
 from waiting import until
 
 from nnclr_hub.errors import InvalidRequest
@@ -69,28 +71,26 @@ def test_uploads_of_a_job_are_deleted_however_it_ends(server, client, collection
     assert {jobs.get(job.id).state for job in made} <= {"cancelled", "done"}
 
 
-NOTES: dict[str, Any] = {}  # of the jobs, by ticket
+def resumed(server, kind: str, params: dict[str, Any], folder: Path | None = None):
+    """Run the task of a job, which a shutdown interrupts after 8 and after 16 images; return its result."""
+    notes: list[dict] = [{}]
+    for most in (8, 16, None):
+        reported = [0]
 
+        def check(most=most, reported=reported) -> None:
+            if most is not None and reported[-1] >= most:
+                raise Interrupted
 
-def attempt(server, ticket: str, *, until: int | None = None):
-    """Run the task of a job; return None if a shutdown interrupts it after `until` images."""
-    reported = [0]
+        def progress(done, total, reported=reported) -> None:
+            reported.append(done)
 
-    def check() -> None:
-        if until is not None and reported[-1] >= until:
-            raise Interrupted
-
-    keep = partial(NOTES.__setitem__, ticket)
-    context = TaskContext(
-        lambda done, total: reported.append(done), check, folder=folder_of(ticket), state=NOTES.get(ticket), save=keep
-    )
-    task = own_tasks()["add"]
-    path = str(staged(ticket).path)
-    request = task.request.from_json({"collection": "photos", "max_bytes": 10**6, "path": path, "format": "zip"})
-    try:
-        return task.run(server.bench, request, context)
-    except Interrupted:
-        return None
+        context = TaskContext(progress, check, folder=folder, state=notes[-1], save=notes.append)
+        task = own_tasks()[kind]
+        try:
+            return task.run(server.bench, task.request.from_json(params), context)
+        except Interrupted:
+            assert reported[-1] < 24
+    pytest.fail("the last attempt was interrupted")
 
 
 def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, image_files, monkeypatch):
@@ -107,12 +107,27 @@ def test_an_interrupted_job_embeds_each_image_once(server, collection, ticket, i
 
     monkeypatch.setattr(Workbench, "add_images", noting)
     monkeypatch.setattr(file_import, "IMAGES", 8)
-    assert attempt(server, given, until=8) is None
-    assert attempt(server, given, until=16) is None
-    assert len(embedded) == len(set(embedded)) == 16
-    report = attempt(server, given)
+    params = {"collection": "photos", "max_bytes": 10**6, "path": str(staged(given).path), "format": "zip"}
+    report = resumed(server, "add", params, folder_of(given))
     assert (report["added"], report["replaced"], report["errors_count"]) == (23, 2, 1)
-    assert len([id for id in embedded if id == hashlib.sha256(image_files[1].read_bytes()).hexdigest()[:32]]) == 1
+    assert len(set(embedded[:16])) == 16
+    assert embedded.count(hashlib.sha256(image_files[1].read_bytes()).hexdigest()[:32]) == 1
+
+
+def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos, monkeypatch):
+    """Some images exist already, one has changed and one was removed; the job is interrupted several times."""
+    root = server.app.state.settings.source_folders[0].resolve()
+    folder = shutil.copytree(photos / "cat", root / "cut" / "cat").parent
+    params = {"collection": "photos", "folder": "cut", "prune": True}
+    assert run(server, "index", {"root": str(root)}, **params).result["added"] == 20
+    shutil.copytree(photos, folder, dirs_exist_ok=True)
+    changed, gone, *_ = sorted((folder / "cat").iterdir())
+    changed.write_bytes(gone.read_bytes())
+    gone.unlink()
+    monkeypatch.setattr(folder_index, "BATCH", 8)
+    body = resumed(server, "index", {**params, "root": str(root)})
+    assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
+    shutil.rmtree(folder)
 
 
 def test_a_job_whose_images_were_deleted_fails(server, collection):
@@ -128,43 +143,55 @@ def test_the_upload_ticket_is_secret(server, client, collection, ticket, image_f
     assert client.get("/api/v1/jobs", params={"kind": "add"}).json()["jobs"][0]["id"] == job.id
 
 
-def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos, monkeypatch):
-    """Some images exist already, one has changed and one was removed; the job is interrupted several times."""
-    root = server.app.state.settings.source_folders[0].resolve()
-    folder = shutil.copytree(photos, root / "cut")
-    kept = {path: path.read_bytes() for path in sorted((folder / "cat").iterdir())}
-    for path in sorted(folder.rglob("*.jpg")):
-        if path not in kept:
-            path.rename(path.with_suffix(".away"))
-    params = {"collection": "photos", "folder": "cut", "prune": True}
-    first = run(server, "index", {"root": str(root)}, **params)
-    assert first.result["added"] == 20
-    for path in folder.rglob("*.away"):
-        path.rename(path.with_suffix(".jpg"))
-    changed, gone, *_ = kept
-    changed.write_bytes(kept[gone])
-    gone.unlink()
-    monkeypatch.setattr(folder_index, "BATCH", 8)
-    notes: list[dict] = [{}]
-    for stop_at in (8, 16, None):
-        reported = [0]
+# ---- over REST; no file outside the source folders is read
 
-        def check(stop_at=stop_at, reported=reported) -> None:
-            if stop_at is not None and reported[-1] >= stop_at:
-                raise Interrupted
 
-        context = TaskContext(
-            lambda done, total, reported=reported: reported.append(done), check, state=notes[-1], save=notes.append
-        )
-        task = own_tasks()["index"]
-        try:
-            request = task.request.from_json({**params, "root": str(root)})
-            body = task.run(server.bench, request, context)
-        except Interrupted:
-            assert stop_at is not None
-    assert [body[name] for name in ("added", "replaced", "unchanged", "removed")] == [40, 1, 18, 1]
-    assert len(notes) == 2
-    shutil.rmtree(folder)
+def indexed(client, collection: str, **body) -> dict:
+    return ended(client, client.post(f"{collection}/index", json=body))
+
+
+def test_a_folder_is_indexed_and_its_changes_are_updated(client, server, collection):
+    [source] = server.app.state.settings.source_folders
+    folder = source / "summer"
+    first = indexed(client, collection, source=source.name, folder="summer")
+    assert (first["state"], first["done"], first["total"]) == ("done", 60, 60)
+    found = client.get(f"{collection}/items", params={"limit": 100}).json()["items"]
+    assert {item["metadata"]["label"] for item in found} == {one.name for one in folder.iterdir()}
+
+    gone = sorted(folder.rglob("*.jpg"))[0]
+    aside = gone.rename(source / "aside")
+    (folder / "cat" / "broken.jpg").write_bytes(b"no image")
+    again, pruned = (indexed(client, collection, folder="summer", prune=prune) for prune in (False, True))
+    aside.rename(gone)
+    (folder / "cat" / "broken.jpg").unlink()
+    assert [(job["result"]["unchanged"], job["result"]["removed"]) for job in (again, pruned)] == [(59, 0), (59, 1)]
+    assert [error["name"] for error in pruned["result"]["errors"]] == ["cat/broken.jpg"]
+    assert client.get(f"{collection}/count").json()["count"] == 59
+
+
+def test_a_job_without_images_fails_and_reports_no_paths_of_the_machine(client, server, collection):
+    [source] = server.app.state.settings.source_folders
+    (source / "empty").mkdir()
+    job = indexed(client, collection, folder="empty")
+    assert (job["state"], job["error"]["code"]) == ("failed", "no_images")
+    assert str(source) not in json.dumps([job, client.get("/api/v1/jobs").json()])
+
+
+@pytest.mark.parametrize("target", ["outside", "link"])
+def test_links_are_not_followed(client, server, collection, tmp_path, photos, target):
+    """To another folder, or to itself."""
+    [source] = server.app.state.settings.source_folders
+    link = source / "link"
+    link.symlink_to(photos if target == "outside" else target)
+    try:
+        is_problem(client.post(f"{collection}/index", json={"folder": "link"}), 422, "invalid_request")
+    finally:
+        link.unlink()
+
+
+def test_a_server_on_the_network_reads_no_folders(client, server, collection, monkeypatch):
+    monkeypatch.setattr(server.app.state.settings, "host", "0.0.0.0")
+    is_problem(client.post(f"{collection}/index", json={"folder": "summer"}), 422, "invalid_request")
 
 
 def test_a_folder_removed_from_the_settings_is_not_read(server, collection, photos):

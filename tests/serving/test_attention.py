@@ -4,117 +4,26 @@ import asyncio
 import base64
 import io
 import json
-import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from PIL import Image
 from rest_requests import as_text, is_problem
-from waiting import until
 
-from nnclr_hub import Box, ImageError, Point, load_encoder
+from nnclr_hub import Box, Point, load_encoder
 from nnclr_hub.encoder.attention import AttentionSettings
-from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestTooLarge
-from serving import engine
-from serving.engine import Engine
 from serving.models import Engines
 from serving.settings import Settings
 
-# ---- attention maps from a server's model: the same as the encoder's own
 
-
-@pytest.fixture(scope="module")
-def vit():
-    return load_encoder("random:test_vit", device="cpu")
-
-
-@pytest.fixture
-def make() -> Iterator:
-    """Return make(encoder, **settings), which makes a model on an engine; `make.made` has the engines."""
-    made: list[Engines] = []
-
-    def start(encoder, **settings) -> Engine:
-        options = Settings(**{"decode_threads": 2, "max_batch": 4, "stall_s": 60, **settings})
-        made.append(Engines("one", options, load=lambda _: encoder))
-        return made[-1].get()
-
-    start.made = made
-    yield start
-    for engines in made:
-        engines.close(0.2)
-
-
-def attend(served, image, query=None, *, target=None, **settings):
-    """Return the map of the image or target, or the maps of a list of targets."""
-    targets = [] if target is None else target if isinstance(target, list) else [target]
-    maps = asyncio.run(served.attention_maps_async(AttentionSettings(query, **settings), image, targets))
-    return maps if isinstance(target, list) else maps[0]
-
-
-def test_maps_and_vectors_at_the_same_time_do_not_change_each_other(make, vit, image_files):
-    served, want = make(vit), vit.embed(image_files[:3])
-    row = vit.attention(image_files[0]).values
-    with ThreadPoolExecutor(6) as pool:
-        maps = [pool.submit(attend, served, image_files[0]) for _ in range(6)]
-        vectors = [pool.submit(served.embed_each, image_files[:3]) for _ in range(6)]
-        for one in maps:
-            np.testing.assert_allclose(one.result().values, row, atol=1e-6)
-        for one in vectors:
-            np.testing.assert_allclose(one.result(), want, atol=1e-5)
-
-
-def test_impossible_queries_are_refused_before_an_image_is_read(make, vit, image_files):
-    served = make(vit, attention_side=512)
-    for settings, targets in ((AttentionSettings(head=99), []), (AttentionSettings(), [b""] * 7)):
-        with pytest.raises(InvalidRequest):
-            asyncio.run(served.attention_maps_async(settings, b"not an image", targets))
-    with pytest.raises(InvalidRequest):
-        attend(served, image_files[0], Box(0, 0, 65, 64))
-    with pytest.raises(ImageError, match="number 1"):
-        attend(served, image_files[0], target=[image_files[1], b"bad"])
-
-
-def test_the_server_limits_the_side_of_the_input(make, vit):
-    large = Image.new("RGB", (900, 600), "red")
-    plain = {"center_prior": False}  # with it, the short side is at most 256 anyway
-    assert attend(make(vit, attention_side=512), large, **plain).input_size == (512, 336)
-    assert attend(make(vit), large, max_side=448, **plain).input_size == (448, 304)
-    assert attend(make(vit, attention_side=320), large).input_size == (320, 208)
-
-
-def test_too_many_pixels_together_are_refused(make, vit, monkeypatch):
-    monkeypatch.setattr(engine, "MAX_TOTAL_PIXELS", 3 * 64 * 64)
-    served, image = make(vit), Image.new("RGB", (64, 64), "red")
-    assert len(attend(served, image, target=[image, image])) == 2
-    with pytest.raises(RequestTooLarge):
-        attend(served, image, target=[image] * 3)
-
-
-def test_attention_needs_permits_and_has_a_deadline(make, vit, image_files):
-    served = make(vit, capacity=2)
-    with pytest.raises(RequestTooLarge):
-        attend(served, image_files[0], target=image_files[1:3])
-    (engines,) = make.made
-    hold, forward = threading.Event(), vit.forward_crops
-    vit.forward_crops = lambda crops: (hold.wait(120), forward(crops))[1]
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            busy = pool.submit(served.embed_each, image_files[:1])
-            until(lambda: engines.in_work)
-            with pytest.raises(DeadlineExceeded):
-                asyncio.run(served.attention_maps_async(AttentionSettings(), image_files[0], deadline_s=0.05))
-            with pytest.raises(Overloaded):
-                attend(served, image_files[0], target=image_files[1])
-            hold.set()
-            busy.result()
-    finally:
-        vit.forward_crops = forward
-    until(lambda: engines.in_work == 0)
-
-
-# ---- attention over REST: the maps of the library in three formats, and the errors
+@pytest.mark.parametrize(("limit", "query", "size"), [(512, {}, (512, 336)), (1024, {"max_side": 448}, (448, 304))])
+def test_the_server_limits_the_side_of_the_input(limit, query, size):
+    vit, large = load_encoder("random:test_vit", device="cpu"), Image.new("RGB", (900, 600), "red")
+    engines = Engines("one", Settings(attention_side=limit), load=lambda _: vit)
+    question = AttentionSettings(center_prior=False, **query)  # with a prior, the short side is at most 256 anyway
+    [found] = asyncio.run(engines.get().attention_maps_async(question, large))
+    assert found.input_size == size
+    engines.close()
 
 
 PATH = "/api/v1/attention"
@@ -240,6 +149,12 @@ def test_the_pngs_of_a_json_response_are_limited(client, image_files, monkeypatc
         assert response.status_code == status, response.text
     is_problem(response, 413, "request_too_large")
     assert client.post(PATH, **form(image_files[0], image_files[1:4])).status_code == 200
+
+
+def test_the_pixels_of_all_images_together_are_limited(client, image_files, monkeypatch):
+    monkeypatch.setattr("serving.engine.MAX_TOTAL_PIXELS", 3 * 64 * 64)
+    assert client.post(PATH, **form(image_files[0], image_files[1:3])).status_code == 200
+    is_problem(client.post(PATH, **form(image_files[0], image_files[1:4])), 413, "request_too_large")
 
 
 def test_stages_are_timed_and_images_counted(client, image_files):

@@ -2,16 +2,13 @@
 
 import base64
 import io
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from rest_requests import as_text, is_problem, upload
+from rest_requests import as_text, upload
 
 from nnclr_hub import model_info
 from nnclr_hub.hub.registry import default_model, list_models
@@ -32,65 +29,39 @@ def test_embed_has_a_result_for_each_file(client, image_files, encoder):
     assert body["data"][2]["name"] == "bad.jpg"
 
 
-def test_a_batch_of_garbage_does_not_affect_other_requests(client, image_files, encoder):
-    """Send 64 files of noise while another client keeps embedding a good image."""
-    rng = np.random.default_rng(0)
-    garbage = [("files", (f"{i}.jpg", rng.bytes(3000), "image/jpeg")) for i in range(64)]
-    want = encoder.embed(image_files[:1])[0]
-    good: list[float] = []
-    stop = threading.Event()
-
-    def ask():
-        with httpx.Client(base_url=str(client.base_url), timeout=120) as other:
-            while not stop.is_set():
-                response = other.post("/api/v1/embed", files=upload(image_files[:1]))
-                assert response.status_code == 200
-                good.append(float(np.abs(np.array(response.json()["data"][0]["embedding"]) - want).max()))
-
-    thread = threading.Thread(target=ask)
-    thread.start()
-    for _ in range(2):
-        seen = len(good)
-        response = client.post("/api/v1/embed", files=garbage)
-        assert "64 of 64" in is_problem(response, 422, "undecodable_image")
-        assert len(response.json()["errors"]) == 64
-        while thread.is_alive() and len(good) == seen:  # the other client was answered
-            time.sleep(0.01)
-    stop.set()
-    thread.join()
-    assert good
-    assert max(good) < 1e-5
-    assert client.get("/readyz").status_code == 200
-
-
-def test_images_in_json_have_a_result_each(client, image_files, encoder):
-    images = [as_text(image_files[0]), "***", f"data:image/jpeg;base64,{as_text(image_files[1])}"]
-    body = client.post("/api/v1/embed", json={"images": images, "model": "default"}).json()
-    assert body["model"] == "resnet18"
-    assert body["data"][1]["error"]["code"] == "undecodable_image"
-    assert "images[1]" in body["data"][1]["error"]["detail"]
-    got = [body["data"][index]["embedding"] for index in (0, 2)]
-    np.testing.assert_allclose(got, encoder.embed(image_files[:2]), atol=1e-5)
-
-
-def test_common_variants_of_base64_are_accepted(client, image_files, encoder):
-    """Base64 in lines, in the URL-safe alphabet, without padding, and in a data URI in upper case."""
-    data = image_files[0].read_bytes()
-    forms = [
+def forms(files: list) -> dict[str, tuple[str, dict, list[int]]]:
+    """Return how clients send images: the path, the request, and which of the files its rows are."""
+    data, texts = files[0].read_bytes(), [as_text(path) for path in files]
+    objects = [{"image": text} for text in texts]
+    own, openai = "/api/v1/embed", "/v1/embeddings"
+    variants = [
         base64.encodebytes(data).decode(),
         base64.urlsafe_b64encode(data).decode(),
         base64.urlsafe_b64encode(data).decode().rstrip("="),
-        f"DATA:image/JPEG;BASE64,{as_text(image_files[0])}",
+        f"data:image/jpeg;base64,{texts[0]}",
+        f"DATA:image/JPEG;BASE64,{texts[0]}",
     ]
-    body = client.post("/api/v1/embed", json={"images": forms}).json()
-    for one in body["data"]:
-        np.testing.assert_allclose(one["embedding"], encoder.embed(image_files[:1])[0], atol=1e-5)
+    return {
+        "the body": (own, {"content": data, "headers": {"Content-Type": "image/jpeg"}}, [0]),
+        "variants of base64": (own, {"json": {"images": variants}}, [0] * 5),
+        "objects, as of Jina and Voyage": (openai, {"json": {"model": "default", "input": objects}}, [0, 1, 2]),
+        "objects and texts": (openai, {"json": {"model": "default", "input": [texts[0], *objects[1:]]}}, [0, 1, 2]),
+        "one object": (openai, {"json": {"model": "default", "input": objects[1]}}, [1]),
+    }
 
 
-def test_a_body_may_be_one_image(client, image_files, encoder):
-    headers = {"Content-Type": "image/jpeg"}
-    body = client.post("/api/v1/embed", content=image_files[0].read_bytes(), headers=headers).json()
-    np.testing.assert_allclose(body["data"][0]["embedding"], encoder.embed(image_files[:1])[0], atol=1e-5)
+def test_images_are_accepted_in_every_form(client, image_files, encoder):
+    for name, (path, request, rows) in forms(image_files[:3]).items():
+        data = client.post(path, **request).json()["data"]
+        expected = encoder.embed([image_files[row] for row in rows])
+        np.testing.assert_allclose([one["embedding"] for one in data], expected, atol=1e-5, err_msg=name)
+
+
+def test_an_image_in_json_that_is_broken_has_an_error_at_its_position(client, image_files):
+    body = client.post("/api/v1/embed", json={"images": [as_text(image_files[0]), "***"], "model": "default"}).json()
+    assert body["model"] == "resnet18"
+    assert ["embedding" in one for one in body["data"]] == [True, False]
+    assert body["data"][1]["error"]["code"] == "undecodable_image"
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 1e-3)])
@@ -165,15 +136,6 @@ def test_models_are_listed_with_their_details(official, server, encoder):
     published = listed[default_model()].model_dump()
     assert (published["loaded"], published["dim"]) == (False, model_info(default_model()).embed_dim)
     assert official.models.retrieve("default").model_dump()["dim"] == 32
-
-
-def test_images_as_objects_like_those_of_jina_and_voyage(client, image_files, encoder):
-    objects = [{"image": as_text(path)} for path in image_files[:3]]
-    expected = encoder.embed(image_files[:3])
-    mixed = [objects[0], objects[1]["image"], objects[2]]
-    for given, rows in ((objects, expected), (mixed, expected), (objects[1], expected[1:2])):
-        answer = client.post("/v1/embeddings", json={"model": "default", "input": given}).json()
-        np.testing.assert_allclose([entry["embedding"] for entry in answer["data"]], rows, atol=1e-5)
 
 
 def test_a_list_larger_than_the_queue_is_answered_in_order(client, image_files, encoder):

@@ -60,15 +60,44 @@ def test_vectors_do_not_depend_on_the_batch(real, model, image_files):
 # ---- batches
 
 
-def test_an_idle_device_starts_at_once_and_a_busy_one_fills_its_batches(make_engine):
-    encoder, release = FakeEncoder(), threading.Event()
-    engine = make_engine(encoder)
+def batches_while_busy(engine: Engine, encoder: FakeEncoder, images: list[int]) -> list[int]:
+    """Return the sizes of the batches of a request that arrives while the device is busy with one image."""
+    release = threading.Event()
     with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
-        late = pool.submit(engine.run, numbers(*range(2, 22)))
-        until(lambda: queued(engine) == 20)
+        before = len(encoder.batches)
+        answer = pool.submit(engine.run, numbers(*images))
+        until(lambda: queued(engine) == len(images))
         release.set()
-        assert first_column(late.result()) == list(range(2, 22))
-    assert encoder.batches == [1, 8, 8, 4]
+        assert first_column(answer.result()) == images
+    return encoder.batches[before:]
+
+
+def test_a_busy_device_fills_its_batches(make_engine):
+    encoder = FakeEncoder()
+    assert batches_while_busy(make_engine(encoder), encoder, list(range(2, 22))) == [8, 8, 4]
+
+
+def test_batches_do_not_exceed_the_largest_compiled_size(make_engine):
+    encoder = FakeEncoder()
+    encoder.backend.buckets = (1, 2, 4)
+    engine = make_engine(encoder)
+    engine.warm_up()
+    assert encoder.batches == [1, 2, 4, 1]
+    assert batches_while_busy(engine, encoder, list(range(1, 8))) == [4, 3]
+
+
+def test_batches_stay_halved_after_the_device_ran_out_of_memory(make_engine):
+    encoder = FakeEncoder()
+
+    def at_most_three():
+        if encoder.batches[-1] > 3:
+            raise MemoryError("CUDA out of memory")
+
+    encoder.forwarding["3"] = at_most_three
+    engine = make_engine(encoder)
+    assert batches_while_busy(engine, encoder, [3] * 8) == [8, 4, 2, 2, 4, 2, 2]
+    assert first_column(engine.run(numbers(*[3] * 9))) == [3] * 9
+    assert max(encoder.batches[8:]) <= 2
 
 
 def test_more_costly_images_than_cores_delay_no_other(make_engine):
@@ -84,39 +113,6 @@ def test_more_costly_images_than_cores_delay_no_other(make_engine):
         assert not any(one.done() for one in slow)
         release.set()
     assert engine.in_work == 0
-
-
-def test_batches_do_not_exceed_the_largest_compiled_size(make_engine):
-    encoder, release = FakeEncoder(), threading.Event()
-    encoder.backend.buckets = (1, 2, 4)
-    engine = make_engine(encoder)
-    engine.warm_up()
-    assert encoder.batches == [1, 2, 4, 1]
-    with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(engine.run, numbers(*range(1, 8)))
-        until(lambda: queued(engine) == 7)
-        release.set()
-        assert first_column(answer.result()) == list(range(1, 8))
-    assert encoder.batches[4:] == [1, 4, 3]
-
-
-def test_batches_stay_halved_after_the_device_ran_out_of_memory(make_engine):
-    encoder, release = FakeEncoder(), threading.Event()
-
-    def at_most_three():
-        if encoder.batches[-1] > 3:
-            raise MemoryError("CUDA out of memory")
-
-    encoder.forwarding["3"] = at_most_three
-    engine = make_engine(encoder)
-    with busy(engine, encoder, release), ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(engine.run, numbers(*[3] * 8))
-        until(lambda: queued(engine) == 8)
-        release.set()
-        assert first_column(answer.result()) == [3] * 8
-    assert encoder.batches == [1, 8, 4, 2, 2, 4, 2, 2]
-    assert first_column(engine.run(numbers(*[3] * 9))) == [3] * 9
-    assert max(encoder.batches[8:]) <= 2
 
 
 def test_a_vector_that_is_not_finite_is_an_error(make_engine):
@@ -288,12 +284,17 @@ def test_an_expired_request_is_dropped(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.before = lambda: release.wait(120)
     engine = make_engine(encoder, deadline_s=0.3, max_batch=1)
+    for deadline_s in (0, -1, float("nan")):
+        with pytest.raises(InvalidRequest, match="deadline"):
+            engine.run(numbers(1), deadline_s=deadline_s)
     with pytest.raises(DeadlineExceeded):  # although the device does not return
         engine.run(numbers(*range(1, 9)))
+    with pytest.raises(DeadlineExceeded):  # earlier than the settings
+        asyncio.run(engine.run_async(numbers(1), deadline_s=0.1))
     release.set()
     until(lambda: engine.in_work == 0)
     assert len(encoder.batches) <= 1
-    assert sample(engine, "nnclr_images_total", model="fake", outcome="expired") >= 7  # one may be on the device
+    assert sample(engine, "nnclr_images_total", model="fake", outcome="expired") >= 8  # one may be on the device
 
 
 def test_requests_are_freed_without_garbage_collection(make_engine):
@@ -314,20 +315,6 @@ def test_requests_are_freed_without_garbage_collection(make_engine):
         until(lambda: len(items()) <= len(others) + 3)  # variables of the threads that wait for the next one
     finally:
         gc.enable()
-
-
-def test_a_caller_may_set_a_shorter_deadline(make_engine):
-    encoder, release = FakeEncoder(), threading.Event()
-    encoder.before = lambda: release.wait(120)
-    engine = make_engine(encoder)
-    with pytest.raises(DeadlineExceeded):
-        engine.run(numbers(1), deadline_s=0.1)
-    with pytest.raises(DeadlineExceeded):
-        asyncio.run(engine.run_async(numbers(1), deadline_s=0.1))
-    for deadline_s in (0, -1, float("nan")):
-        with pytest.raises(InvalidRequest, match="deadline"):
-            engine.run(numbers(1), deadline_s=deadline_s)
-    release.set()
 
 
 def test_cancelled_images_are_not_computed(make_engine):
@@ -449,26 +436,6 @@ def test_a_thread_that_stalls_is_replaced_and_its_late_result_is_ignored(make_en
     assert returned.wait(120)
     assert engine.run([b"7"])[0][0] == 7
     assert (failed_images(engine), engine.in_work) == (1, 0)
-
-
-def test_a_fault_is_reported_and_refuses_requests_until_a_test_image_passes(make_engine):
-    recovered = threading.Event()
-    encoder = FakeEncoder()
-
-    def die_and_hold_the_test_image():
-        encoder.before = lambda: recovered.wait(120)
-        raise SystemExit
-
-    encoder.forwarding["deadly"] = die_and_hold_the_test_image
-    engine = make_engine(encoder, stall_s=120)
-    with pytest.raises(NotReady):
-        engine.run([b"deadly"])
-    assert engine.fault == DIED
-    with pytest.raises(NotReady, match=DIED):
-        engine.run([b"7"])
-    recovered.set()
-    until(lambda: engine.fault is None)
-    assert engine.run([b"7"])[0][0] == 7
 
 
 @pytest.mark.usefixtures("pass_seconds")

@@ -4,20 +4,18 @@ import asyncio
 import hashlib
 import json
 import socket
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
 import pytest
-from rest_requests import finished, is_problem
+from rest_requests import finished, held_up, is_problem
 from waiting import until
 
 from nnclr_hub import AsyncClient, Client
 from nnclr_hub.client import uploads
-from nnclr_hub.errors import CollectionNotFound, InvalidRequest
+from nnclr_hub.errors import CollectionNotFound, Overloaded
 from nnclr_hub.workbench.file_import import ImportRequest
-from nnclr_hub.workbench.staging import complete, partial_file, partial_size, staged
-from serving.routes.imports import PartialFile
 
 NDJSON = "application/x-ndjson"
 DIM = 4
@@ -144,9 +142,6 @@ def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, cli
         assert stored(client, points) == ALL
         with pytest.raises(CollectionNotFound):
             opened.start("import", ImportRequest("none", str(path)))
-        for wrong in ("missing.zip", "a.txt"):
-            with pytest.raises(InvalidRequest):
-                opened.start("import", ImportRequest("points", str(tmp_path / wrong)))
 
     async def again():
         async with AsyncClient(server.url) as opened:
@@ -187,50 +182,39 @@ def test_messages_name_the_file_of_the_user(client, collection):
         assert (ended["params"]["file"], name in ended["error"]["detail"]) == (name, True)
 
 
-class SlowJobs:
-    """Jobs of which one is submitted while another request sends the same upload."""
+def test_a_repeated_part_never_changes_the_file_of_a_job(server, client, points, monkeypatch):
+    """Two requests send the same last part at once: both get the same job, whose file is whole."""
+    headers = {"Content-Type": NDJSON, "Idempotency-Key": "same"}
+    client.post(f"{points}/imports", content=BODY[:70_000], headers={**headers, "Upload-Complete": "?0"})
 
-    def __init__(self) -> None:
-        self.job = None
-        self.meanwhile = threading.Thread()
+    def send(_: int) -> httpx.Response:
+        last = {**headers, "Upload-Offset": "70000"}
+        return client.post(f"{points}/imports", content=BODY[70_000:], headers=last)
 
-    def submitted(self, mark: str):
-        return self.job
-
-    def submit(self, kind, params, hidden, *, mark: str):
-        self.meanwhile.start()
-        self.meanwhile.join(0.3)  # it must wait for the end of this call
-        self.job = "the job"
-        return self.job
-
-
-def test_a_repeated_part_never_changes_the_file_of_a_job(tmp_path, monkeypatch):
-    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
-    ticket, jobs, found = "0" * 32, SlowJobs(), []
-    first, second, late = (PartialFile(ticket, offset, 100) for offset in (0, 0, 0))
-    assert first.open(jobs) is None
-    first.append(b"old")
-    assert second.open(jobs) is None
-    second.append(b"all")
-    jobs.meanwhile = threading.Thread(target=lambda: found.append(late.open(jobs)))
-    assert second.submit(jobs, "upload.ndjson", "import", {}, {}) == "the job"
-    jobs.meanwhile.join(120)
-    assert found == ["the job"]
-    with pytest.raises(InvalidRequest):
-        first.append(b"more")  # its size is that of the file
-    assert staged(ticket).path.read_bytes() == b"all"
+    with ThreadPoolExecutor(4) as pool, held_up(monkeypatch, server.app.state.jobs, "submit") as begun:
+        sent = [pool.submit(send, number) for number in range(4)]
+        assert begun.acquire(timeout=120)
+        until(lambda: client.get(f"{points}/imports/same").json()["received"] == len(BODY))
+    answers = [one.result() for one in sent]
+    [job] = {answer.json()["job"]["id"] for answer in answers if answer.status_code == 202}
+    assert {answer.status_code for answer in answers} <= {202, 422}
+    assert finished(client, f"/api/v1/jobs/{job}")["result"]["added"] == len(LINES)
+    assert stored(client, points) == ALL
 
 
-def test_an_upload_continues_if_its_job_could_not_be_submitted(tmp_path, monkeypatch):
-    monkeypatch.setenv("NNCLR_CACHE", str(tmp_path))
-    ticket = "1" * 32
-    partial_file(ticket).write_bytes(b"all")
-    complete(ticket, "upload.ndjson")
-    assert partial_size(ticket) == 3
-    writer = PartialFile(ticket, 3, 100)
-    assert writer.open(SlowJobs()) is None
-    assert writer.submit(SlowJobs(), "upload.ndjson", "import", {}, {}) == "the job"
-    assert staged(ticket).path.read_bytes() == b"all"
+def test_an_upload_continues_if_its_job_could_not_be_submitted(server, client, points, monkeypatch):
+    headers = {"Content-Type": NDJSON, "Idempotency-Key": "full"}
+
+    def full(*arguments, **options):
+        raise Overloaded("too many jobs wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(server.app.state.jobs, "submit", full)
+        is_problem(client.post(f"{points}/imports", content=BODY, headers=headers), 429, "overloaded")
+    assert client.get(f"{points}/imports/full").json() == {"received": len(BODY), "job": None}
+    last = {**headers, "Upload-Offset": str(len(BODY))}
+    job = client.post(f"{points}/imports", content=b"", headers=last).json()["job"]
+    assert finished(client, f"/api/v1/jobs/{job['id']}")["result"]["added"] == len(LINES)
 
 
 def test_files_that_nobody_can_continue_are_deleted(limited, limited_client, tmp_path, monkeypatch):

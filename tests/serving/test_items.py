@@ -1,7 +1,6 @@
 """Items over REST: add, list, get, edit and label them."""
 
 import json
-import unicodedata
 from hashlib import sha256
 
 import numpy as np
@@ -108,24 +107,20 @@ def listed(client, collection):
     return {one["id"]: one["metadata"] for one in client.get(f"{collection}/items").json()["items"]}
 
 
-def test_a_conditional_edit_changes_all_of_its_items_or_none(client, collection, filled):
+def test_a_conditional_edit_names_the_items_that_changed_and_changes_none(client, collection, filled):
+    """See tests/contract, too."""
     path = f"{collection}/items"
     each = {"i00": {"n": "new"}, "i01": {"a": {"b": None, "c": [1]}}, "none": {"n": 1}}
     seen = {"i00": {"n": 0, "label": None}, "i01": {"a": {"b": 1}, "tags": ["odd"]}, "none": {"n": 5}}
-    conflicts = {
-        "i00": [{"n": 1}, {"n": None}, {"label": "cat"}, {"n": False}, {"n": {"b": None}}],
-        "i01": [{"tags": ["even"]}, {"tags": []}, {"tags": [True]}, {"a": {"b": 2}}, {"a": 1}],
-    }
-    for id, wrong in conflicts.items():
-        for values in wrong:
-            answer = client.patch(path, json={"each": each, "expected": seen | {id: values}})
-            is_problem(answer, 409, "metadata_conflict")
-            assert answer.json()["errors"] == [{"id": id, "metadata": {key: filled[id].get(key) for key in values}}]
+    for wrong in ({"n": 1}, {"label": "cat"}, {"n": False}):
+        answer = client.patch(path, json={"each": each, "expected": seen | {"i00": wrong}})
+        is_problem(answer, 409, "metadata_conflict")
+        current = {key: filled["i00"].get(key) for key in wrong}
+        assert answer.json()["errors"] == [{"id": "i00", "metadata": current}]
     assert listed(client, collection) == filled
     assert client.patch(path, json={"each": each, "expected": seen}).json() == {"updated": 2}
     changed = {"i00": {**filled["i00"], "n": "new"}, "i01": {**filled["i01"], "a": {"c": [1]}}}
     assert listed(client, collection) == {**filled, **changed}
-    assert client.patch(path, json={"each": {"i00": {"n": 0}}}).json() == {"updated": 1}  # without a condition
 
 
 EVERY = {"must_not": [{"ids": []}]}
@@ -160,10 +155,6 @@ def labeled(client, collection):
     return dict(zip(("i0", "i1", "i2", "i3"), rows, strict=True))
 
 
-def held(client, collection):
-    return {one["id"]: one["metadata"] for one in client.get(f"{collection}/items").json()["items"]}
-
-
 def send(client, collection, text, encoding="utf-8", **query):
     return client.post(f"{collection}/labels", content=text.encode(encoding), params=query, headers=HEADERS)
 
@@ -172,24 +163,26 @@ def send(client, collection, text, encoding="utf-8", **query):
     ("text", "encoding", "query", "labels"),
     [
         ("id,label\ni0,cat\ni3,\ni9,dog\n", "utf-8-sig", {}, {"i0": "cat"}),
-        ("path;label\na\\Ku\u0308che.png;cat\nx.png;dog\nb/3.png;\n", "utf-16", {}, {"i0": "cat"}),
-        ("Datei\tArt\na/Küche.png\tcat\nb/3.png\t\nx\t\n", "cp1252", {"path_column": "Datei", "label_column": "Art"},
-         {"i0": "cat"}),
-        ("path,labels\nax/a/Küche.png,cat; dog\n/data/bx\\b\\3.png,\nx.png,\n", "utf-8", {},
-         {"i0": ["cat", "dog"]}),
+        (
+            "Datei\tArt\na/Ku\u0308che.png\tcat; dog\nb/3.png\t\nx\t\n",
+            "utf-16",
+            {"path_column": "Datei", "label_column": "Art"},
+            {"i0": "cat; dog"},
+        ),
+        ("path,labels\nax/a/Küche.png,cat; dog\n/data/bx\\b\\3.png,\nx.png,\n", "utf-8", {}, {"i0": ["cat", "dog"]}),
     ],
-)  # fmt: skip
+)
 def test_a_table_labels_items(client, collection, labeled, text, encoding, query, labels):
-    before = held(client, collection)
+    before = listed(client, collection)
     found = send(client, collection, text, encoding, dry_run=True, **query).json()
     counts = {"matched": 2, "unmatched_rows": 1, "unmatched_items": 2}
     values = {id: {"label": label} for id, label in labels.items()}
     first = {"first_unmatched": found["first_unmatched"], "other_columns": []}
     assert found == counts | {"values": values, "updated": 0} | first
     assert len(found["first_unmatched"]) == 1
-    assert held(client, collection) == before
+    assert listed(client, collection) == before
     assert send(client, collection, text, encoding, **query).json() == found | {"updated": len(labels)}
-    after = held(client, collection)
+    after = listed(client, collection)
     assert {id: one["label"] for id, one in after.items() if "label" in one} == labels
     assert {id: {key: one[key] for key in one if key != "label"} for id, one in after.items()} == before
 
@@ -201,16 +194,14 @@ def test_other_columns_are_named_and_read_when_they_are_chosen(client, collectio
     found = send(client, collection, text, columns=json.dumps(["split", "k=cam.model"])).json()
     assert found["values"] == {"i0": {"split": "train", "k": "X"}, "i3": {"split": "test"}}
     assert found["other_columns"] == ["label"]
-    after = held(client, collection)
+    after = listed(client, collection)
     assert [after[id].get("split") for id in ("i0", "i3")] == ["train", "test"]
-    for wrong in ('["nowhere"]', "split", "[1]"):
-        assert send(client, collection, text, columns=wrong).status_code == 422
 
 
 def test_a_label_keeps_its_type_and_goes_where_filters_read_it(client, collection, labeled):
     text = "id,label\ni0,3\ni1,4.5\ni2,x\ni3,07\n"
     assert send(client, collection, text, key="cam.model").json()["updated"] == 4
-    after = held(client, collection)
+    after = listed(client, collection)
     assert [after[id].get("cam") for id in after] == [{"model": 3}, {"lens": 1, "model": 4.5}, {"model": "x"}, None]
     assert after["i3"]["cam.model"] == 7
     each = {"i2": {"cam.model": 1}, "i3": {"cam.model": 1}}
@@ -219,38 +210,22 @@ def test_a_label_keeps_its_type_and_goes_where_filters_read_it(client, collectio
     is_problem(client.patch(f"{collection}/items", json=body), 409, "metadata_conflict")
     body["expected"]["i3"] = {"cam.model": 7}
     assert client.patch(f"{collection}/items", json=body).json() == {"updated": 2}
-    after = held(client, collection)
+    after = listed(client, collection)
     assert (after["i2"]["cam"], after["i3"]["cam.model"], "cam" in after["i3"]) == ({"model": 1}, 1, False)
-
-
-def test_letters_that_look_the_same_are_the_same_label(client, collection, labeled):
-    for number, form in enumerate(("NFD", "NFC")):
-        text = f"id,label\ni{number}," + unicodedata.normalize(form, "Küche") + "\n"
-        send(client, collection, text, key="room")
-    after = held(client, collection)
-    assert after["i0"]["room"] == after["i1"]["room"]
 
 
 @pytest.mark.parametrize(
     ("text", "query"),
     [
-        ("id,label\ni0,cat\ni0,dog\n", {}),
         ("path,label\na/2.png,cat\nax/a/2.png,dog\n", {}),  # the same item by two paths
         ("id,label\ni1,cat\n", {"key": "cam"}),  # an object
         ("id,label\ni0,cat\n", {"key": "path.x"}),  # below a text
-        ("id,label\ni9,cat\n", {}),
-        ("id,label\n", {}),
-        ("file,label\ni0,cat\n", {}),
-        ("id,label\ni0,cat\n", {"label_column": "Art"}),
-        ('id,label\ni0,"cat\n', {}),
         ("path,label\n/data/ax/a/2.png,cat\ndata/ax/a/2.png,dog\n", {"path_column": "label"}),
         ("path,label\ndata/ax/a/2.png,dog\n", {}),  # guesses of the folder on the server get no answer
-        ("id,label\ni0,cat\n", {"key": "root"}),
     ],
 )
 def test_a_wrong_table_changes_nothing(client, collection, labeled, text, query):
-    before = held(client, collection)
-    answer = send(client, collection, text, **query)
-    assert answer.status_code == 422, answer.text
-    assert held(client, collection) == before
-    assert client.post(f"{collection}/labels", content=text.encode()).status_code == 415
+    """See test_refusals.py, too."""
+    before = listed(client, collection)
+    is_problem(send(client, collection, text, **query), 422, "invalid_request")
+    assert listed(client, collection) == before

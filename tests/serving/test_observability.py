@@ -1,12 +1,12 @@
 """What operators see: health, metrics, traces, timings, the access and audit logs, and the examples in deploy/."""
 
-import io
 import json
 import logging
 import os
 import re
 import threading
 import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -72,16 +72,6 @@ def samples(client) -> dict:
 # ---- health
 
 
-@contextmanager
-def starting(folder, engines):
-    """Yield the Startup of a server on a store, which has not begun to load."""
-    with open_store(folder) as store:
-        bench = Workbench(engines, store)
-        jobs = Jobs(bench, Metrics(), waiting=10, keep=10)
-        yield Startup(engines, bench, jobs)
-        jobs.stop()
-
-
 def test_alive_and_ready(client, collection):
     assert client.get("/healthz").json() == {"status": "ok"}
     ready = client.get("/readyz")
@@ -92,33 +82,39 @@ def test_alive_and_ready(client, collection):
     assert "photos" not in ready.text
 
 
-def test_readiness_counts_loaded_and_damaged_collections(tmp_path, model):
+def test_readiness_counts_loaded_and_damaged_collections(tmp_path, model, serve):
     with open_store(tmp_path / "store") as store:
         for name in ("a", "b", "c"):
             store.create(name, CollectionSpec(4))
     [damaged, *_] = (tmp_path / "store" / "collections").glob("*.sqlite")
     damaged.write_bytes(b"no database" * 1000)
-    engines = Engines(str(model), Settings())
-    try:
-        with starting(tmp_path / "store", engines) as loading:
-            before = loading.report()
-            assert (before.status, before.model_warm, before.collections_total) == ("loading", False, 0)
-            loading.run()
-            after = loading.report()
-    finally:
-        engines.close()
-    assert (after.status, after.collections_loaded, after.collections_total) == ("ready", 3, 3)
-    assert after.collection_states == {"ready": 2, "damaged": 1}
+    for server in serve(model, tmp_path / "store"):
+        report = httpx.get(f"{server.url}/readyz", timeout=60).json()
+        assert (report["status"], report["collections_loaded"], report["collections_total"]) == ("ready", 3, 3)
+        assert report["collection_states"] == {"ready": 2, "damaged": 1}
+
+
+@contextmanager
+def starting(folder, load: Callable[[str], FakeEncoder]) -> Iterator[tuple[Startup, Engines]]:
+    """Yield the Startup of a server on a store, which has not begun to load, and its models."""
+    engines = Engines("default", Settings(), load=load)
+    with open_store(folder) as store:
+        bench = Workbench(engines, store)
+        jobs = Jobs(bench, Metrics(), waiting=10, keep=10)
+        try:
+            yield Startup(engines, bench, jobs), engines
+        finally:
+            jobs.stop()
+            engines.close(0.2)
 
 
 def test_a_model_that_fails_to_load_is_reported_without_its_path(tmp_path):
-    class Broken:
-        fault = None
+    def broken(source: str) -> FakeEncoder:
+        raise ModelError(f"{tmp_path}/model.safetensors is damaged: fetch it again.")
 
-        def get(self):
-            raise ModelError(f"{tmp_path}/model.safetensors is damaged: fetch it again.")
-
-    with starting(tmp_path / "store", Broken()) as loading:
+    with starting(tmp_path / "store", broken) as (loading, _):
+        before = loading.report()
+        assert (before.status, before.model_warm, before.collections_total) == ("loading", False, 0)
         loading.run()
         report = loading.report()
     assert report.status == "failed"
@@ -134,19 +130,14 @@ def test_only_a_failure_of_the_default_model_makes_the_server_ill(tmp_path, sour
 
     well = threading.Event()
     encoders = {name: FakeEncoder(name=name, forwarding={"deadly": die}) for name in ("default", "other")}
-    engines = Engines("default", Settings(), load=encoders.__getitem__)
-    try:
-        with starting(tmp_path / "store", engines) as loading:
-            loading.run()
-            engines.get("other")
-            assert loading.report().status == "ready"
-            with pytest.raises(NotReady):
-                engines.get(source).embed_each([b"deadly"])
-            report = loading.report()
-            well.set()
-    finally:
+    with starting(tmp_path / "store", encoders.__getitem__) as (loading, engines):
+        loading.run()
+        engines.get("other")
+        assert loading.report().status == "ready"
+        with pytest.raises(NotReady):
+            engines.get(source).embed_each([b"deadly"])
+        report = loading.report()
         well.set()
-        engines.close(0.2)
     assert (report.status, report.threads_alive) == (status, False)
     assert "device thread" in report.detail
 
@@ -366,33 +357,23 @@ def test_routes_of_a_mounted_app_are_logged_under_its_path_at_debug_level(root, 
     assert b'route="/app/queue/{event}",status="200"} 1.0' in generate_latest(metrics.registry)
 
 
-def test_lines_are_text_or_json_and_contain_no_private_data(client, image_files):
-    texts = {kind: io.StringIO() for kind in (Text, Json)}
-    log = logging.getLogger("nnclr_hub.access")
-    before, handlers = log.level, [logging.StreamHandler(text) for text in texts.values()]
-    for kind, handler in zip(texts, handlers, strict=True):
-        handler.setFormatter(kind())
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
+def test_lines_are_text_or_json_and_contain_no_private_data(client, image_files, caplog):
+    with caplog.at_level(logging.INFO, "nnclr_hub.access"):
         headers = {"Authorization": "Bearer my-secret-key", "X-Request-ID": "one"}
         client.post("/api/v1/embed", files=[("files", ("my-secret-name.jpg", b"my-secret-body"))], headers=headers)
         client.post("/api/v1/embed", files=upload(image_files[:3]), headers={"X-Request-ID": "two"})
         client.get("/api/v1/collections/my-secret-collection?where=my-secret", headers={"X-Request-ID": "three"})
         client.get("/v1/models", headers={"X-Request-ID": "me"})
         client.get("/healthz")  # the line of a request is written after its answer
-    finally:
-        for handler in handlers:
-            log.removeHandler(handler)
-        log.setLevel(before)
-    plain, written = (text.getvalue() for text in texts.values())
-    assert "my-secret" not in plain + written
-    entries = {entry["id"]: entry for entry in map(json.loads, written.splitlines())}
+    records = [record for record in caplog.records if record.name == "nnclr_hub.access"]
+    plain, written = ([kind().format(record) for record in records] for kind in (Text, Json))
+    assert "my-secret" not in "".join(plain + written)
+    entries = {entry["id"]: entry for entry in map(json.loads, written)}
     assert (entries["one"]["status"], entries["one"]["code"], entries["one"]["images"]) == (422, "undecodable_image", 1)
     assert (entries["two"]["status"], entries["two"]["route"], entries["two"]["images"]) == (200, "/api/v1/embed", 3)
     assert entries["two"]["ms"] > 0
     assert entries["three"]["route"] == "/api/v1/collections/{name}"
-    [line] = [line for line in plain.splitlines() if "id=me" in line]
+    [line] = [line for line in plain if "id=me" in line]
     assert re.fullmatch(r"\S+Z info +GET /v1/models 200 id=me ms=[\d.]+", line)
 
 
