@@ -3,7 +3,7 @@
     nnclr pretrain small --data PHOTOS --out RUN --plugin recent.py --set support_set=recent
 
 A plug-in is a Python file that adds entries to METHODS, SUPPORT_SETS, OBJECTIVES and LEARNERS of `nnclr_hub.method`,
-and to AUGMENTATIONS and CALLBACKS of `nnclr_hub`. A program that calls `pretrain` adds them itself.
+and to AUGMENTATIONS and CALLBACKS of `nnclr_hub`. `pretrain(support_set=Recent)` does the same from Python.
 examples/starters.py also replaces the order of the images, by an entry of BATCHES.
 """
 
@@ -12,11 +12,24 @@ from __future__ import annotations
 import hashlib
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.method import LEARNERS, OBJECTIVES, SUPPORT_SETS, Learner, Objective, SupportSet
+
+from .data.views import AUGMENTATIONS, View
+from .recipes import Recipe
+
+BUILT_IN = {
+    "learner": set(LEARNERS),
+    "support_set": set(SUPPORT_SETS),
+    "objective": {"method", *OBJECTIVES},
+    "augmentation": set(AUGMENTATIONS),
+}
 
 
 def load_plugins(files: Sequence[Path]) -> dict[str, str]:
@@ -51,3 +64,31 @@ def _run(file: Path, name: str) -> None:
         line = error.lineno if isinstance(error, SyntaxError) else frames[-1] if frames else None
         where = f" at line {line}" if line else ""
         raise InvalidRequest(f"The plug-in {file} failed{where}: {type(error).__name__}: {error}") from error
+
+
+def with_parts(
+    recipe: Recipe,
+    learner: Callable[..., Learner] | None,
+    support_set: Callable[..., SupportSet] | None,
+    objective: Objective | None,
+    augmentation: tuple[View, View] | None,
+) -> Recipe:
+    """Return the recipe with a caller's own parts, each registered under its name.
+
+    Raises:
+        InvalidRequest: a part without a name, or with that of a built-in one.
+    """
+    given: dict[str, tuple[dict[str, Any], Any]] = {
+        "learner": (LEARNERS, learner),
+        "support_set": (SUPPORT_SETS, support_set),
+        "objective": (OBJECTIVES, objective),
+        "augmentation": (AUGMENTATIONS, augmentation),
+    }
+    names = {}
+    for setting, (registry, part) in given.items():
+        if part is not None:
+            names[setting] = name = getattr(part, "__name__", "custom")
+            if name in BUILT_IN[setting] or name == "<lambda>":
+                raise InvalidRequest(f"{setting}={name} is taken, or no name to resume by; give the part another name.")
+            registry[name] = part
+    return replace(recipe, **names)

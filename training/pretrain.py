@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from rich.console import Console
 
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import InvalidRequest, missing_package
-from nnclr_hub.method import Learner
+from nnclr_hub.method import Learner, Objective, SupportSet
 from nnclr_hub.plural import counted
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
@@ -34,12 +34,13 @@ from nnclr_hub.terminal import PlainConsole
 from .callbacks import CALLBACKS, Callback, Callbacks
 from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint, restore
 from .data.image_index import has_labels
+from .data.views import View
 from .distributed import Ranks, joined
 from .evals.task import table_set
 from .interrupt import stop_signals
 from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
 from .optimization import Schedule, make_optimizer
-from .plugins import load_plugins
+from .plugins import load_plugins, with_parts
 from .recipes import Recipe, find_recipe
 from .recipes.recipe import FIT, assignments
 from .recorder import Recorder
@@ -74,6 +75,10 @@ def pretrain(
     out: str | Path,
     *,
     settings: Sequence[str] | Mapping[str, Any] = (),
+    learner: Callable[..., Learner] | None = None,
+    support_set: Callable[..., SupportSet] | None = None,
+    objective: Objective | None = None,
+    augmentation: tuple[View, View] | None = None,
     callbacks: Sequence[Callback] = (),
     plugins: Sequence[str | Path] = (),
     resume: bool = False,
@@ -94,6 +99,10 @@ def pretrain(
         data: folders, or names of data sets; see `training.data.named_sets`.
         out: the run folder.
         settings: changes of the recipe, {"epochs": 50} or ["epochs=50"].
+        learner: replaces `Learner`; called with its arguments.
+        support_set: replaces `SupportSet`; called with its arguments.
+        objective: replaces the method's loss, for methods whose targets are vectors; see `Objective`.
+        augmentation: the two large views, whose order also styles the small ones.
         callbacks: in addition to those that the recipe names.
         plugins: Python files that register parts; see `training.plugins`.
         resume: continue from the checkpoint in `out`, or start there without one.
@@ -123,6 +132,7 @@ def pretrain(
     if teacher is not None:
         settings = [*assignments(settings), f"teacher={teacher.name}"]
     chosen = (find_recipe(recipe) if isinstance(recipe, str) else recipe).with_settings(settings)
+    chosen = with_parts(chosen, learner, support_set, objective, augmentation)
     data = [data] if isinstance(data, str | Path) else data
     given = None if labels is None else LabelTable.of(labels)
     scored = given if given and (has_labels(given) or not (chosen.same or chosen.not_same)) else None

@@ -1,4 +1,4 @@
-"""A user's own parts of a run: plug-ins, entries of registries, and callbacks."""
+"""A user's own parts of a run: plug-ins, arguments of `pretrain`, and callbacks."""
 
 import hashlib
 import json
@@ -80,7 +80,7 @@ def test_the_example_averages_the_nearest_rows_of_other_images():
         assert torch.allclose(target, F.normalize(sum(best), dim=0), atol=1e-6)
 
 
-def test_parts_are_registered_from_python(data, tmp_path):
+def test_parts_are_given_from_python(data, tmp_path):
     used = {"learner": 0, "queue": 0, "loss": 0, "pixels": 0}
 
     class Counted(Learner):
@@ -103,16 +103,21 @@ def test_parts_are_registered_from_python(data, tmp_path):
         assert -1e-5 <= pixels.min() <= pixels.max() <= 1 + 1e-5
         return pixels * 0.5
 
-    LEARNERS["counted"], SUPPORT_SETS["ring"], OBJECTIVES["halved"] = Counted, Ring, halved
-    nnclr_hub.AUGMENTATIONS["darker"] = (View(operation=darker), View())
-    names = {"learner": "counted", "support_set": "ring", "objective": "halved", "augmentation": "darker"}
-    settings = [*FAST, *SHORT, *(f"{part}={name}" for part, name in names.items())]
-    done = nnclr_hub.pretrain("small_cpu", data, tmp_path / "run", settings=settings)
+    done = nnclr_hub.pretrain(
+        "small_cpu",
+        data,
+        tmp_path / "run",
+        settings=[*FAST, *SHORT],
+        learner=Counted,
+        support_set=Ring,
+        objective=halved,
+        augmentation=(View(operation=darker), View()),
+    )
     assert done.finished
     assert used["learner"] == used["queue"] == used["pixels"] == done.step
     assert used["loss"] == 2 * done.step, "both views"
     about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert names.items() <= about.items()
+    assert (about["learner"], about["support_set"], about["objective"]) == ("Counted", "Ring", "halved")
 
 
 def test_a_plug_in_that_fails_is_named_with_its_line(data, tmp_path):
@@ -137,6 +142,14 @@ def test_a_run_is_resumed_only_with_its_plug_in(data, tmp_path):
     assert pretrain(short, data, tmp_path / "run", plugins=[EXAMPLE], resume=True, **options).finished
 
 
+def test_parts_need_a_name_of_no_other(data, tmp_path):
+    taken = type("queue", (SupportSet,), {})
+    with pytest.raises(InvalidRequest, match="queue"):
+        pretrain(recipe(), data, tmp_path / "run", support_set=taken)
+    with pytest.raises(InvalidRequest, match="lambda"):
+        pretrain(recipe(), data, tmp_path / "run", objective=lambda *_, **__: None)
+
+
 def tracked(service, data, out, **options):
     settings = [*FAST, *SHORT, f"callbacks={service}"]
     return nnclr_hub.pretrain("small_cpu", data, out, settings=settings, plugins=[TRACKERS], **options)
@@ -148,11 +161,6 @@ def test_a_missing_package_of_a_callback_is_named(data, tmp_path, monkeypatch):
         tracked("wandb", data, tmp_path / "run")
 
 
-def run_with(objective, data, out, *settings):
-    OBJECTIVES["mine"] = objective
-    return pretrain(recipe(*settings), data, out, settings={"objective": "mine"})
-
-
 def test_an_objective_with_other_arguments_or_results_is_refused(data, tmp_path):
     def two_arguments(targets, predictions):
         return (targets - predictions).mean()
@@ -162,12 +170,12 @@ def test_an_objective_with_other_arguments_or_results_is_refused(data, tmp_path)
 
     for number, objective in enumerate((two_arguments, no_scalar, torch.dot)):
         with pytest.raises(InvalidRequest):
-            run_with(objective, data, tmp_path / f"run{number}")
+            pretrain(recipe(), data, tmp_path / f"run{number}", objective=objective)
 
 
 def test_an_objective_needs_targets_that_are_vectors(data, tmp_path):
     with pytest.raises(InvalidRequest, match="swav"):
-        run_with(info_nce, data, tmp_path / "run", "method=swav")
+        pretrain(recipe("method=swav"), data, tmp_path / "run", objective=info_nce)
 
 
 # ---- callbacks
