@@ -53,6 +53,7 @@ from .settings import Settings, is_loopback
 log = logging.getLogger(__name__)
 APP = "/app"  # the files of the web app, whose page is at /
 SAFE = ("GET", "HEAD", "OPTIONS")
+BROWSER = frozenset({b"origin", b"sec-fetch-site"})  # headers by which a browser says which page sends a request
 LONG = 256  # characters of a path that is not remembered
 COOKIE = "nnclr_session"
 NO_KEY = Key("", (), b"")  # for routes that need none
@@ -194,7 +195,7 @@ class OriginPolicy:
                 f"The host {', '.join(values)!r:.100} is not allowed; the operator of this server can add it to "
                 "NNCLR_ALLOWED_HOSTS.",
             )
-        if self.lists(headers):
+        if self.lists(headers) or not BROWSER.intersection(name for name, _ in headers.raw):
             return
         origin, writes = headers.get("origin"), method not in SAFE
         own = host is not None and origin is not None and _is_own(origin, host)

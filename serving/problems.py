@@ -18,7 +18,6 @@ from itertools import islice
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from asgi_correlation_id.context import correlation_id
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -197,14 +196,15 @@ def problem(
         items: errors of single parts of the request.
         param: the parameter at fault, for the envelope of OpenAI.
     """
+    id = ""
     if (timings := current.get()) is not None:
-        timings.refusal = code
+        timings.refusal, id = code, timings.id
     if path.startswith("/v1/"):
         status = 400 if status in (415, 422) else status  # the OpenAI API uses neither
         kind = "invalid_request_error" if status < 500 and status != 429 else "server_error"
         body: dict[str, Any] = {"error": {"message": detail, "type": kind, "param": param, "code": code}}
         return _SafeJSON(body, status, headers=headers)
-    instance = quote(path, errors="replace") + (f"#{correlation_id.get()}" if correlation_id.get() else "")
+    instance = quote(path, errors="replace") + (f"#{id}" if id else "")
     body = {"type": f"urn:nnclr-hub:{code}", "title": code.replace("_", " ").capitalize(), "status": status}
     body |= {"detail": detail, "instance": instance, "code": code}
     if items:

@@ -207,6 +207,7 @@ class BatchQueue:
         lock = threading.Lock()
         self._changed, self._spare = threading.Condition(lock), threading.Condition(lock)
         self._idle = 0  # threads in `take` that have nothing to do
+        self._needed = 0  # items without which the thread that waits for a full batch need not wake
         self._watched = False  # whether a spare thread waits until the first item is late
         self._closed = False
 
@@ -222,7 +223,8 @@ class BatchQueue:
                     item.queued_at = now
                 self._items.extend(items)
                 self._length.inc(len(items))
-                self._changed.notify(len(items))
+                if len(self._items) >= self._needed:
+                    self._changed.notify(len(items))
                 self._idle -= (woken := min(self._idle, len(items)))
                 if woken < len(items) and not self._watched:
                     self._spare.notify()
@@ -249,9 +251,12 @@ class BatchQueue:
                     self._idle += 1
                     self._changed.wait()
                 left = self._items[0].queued_at + wait_s - time.monotonic() if self._items else 0.0
-                if left <= 0 or len(self._items) >= min(limit, expected()) or self._closed:
+                needed = min(limit, expected())
+                if left <= 0 or len(self._items) >= needed or self._closed:
                     return self._take_first(limit, max_bytes)
+                self._needed = needed
                 self._changed.wait(left)
+                self._needed = 0
 
     def take_late(self, limit: int, late_s: float, max_bytes: int = 0) -> list[WorkItem]:
         """Take items as `take` does, but only if the first one has waited so long that all its threads must be busy.
@@ -618,8 +623,9 @@ class Device:
         self._batch_images.observe(len(items))
         for request in {item.request for item in items}:
             request.add_seconds("forward", seconds)
-        for item, vector in zip(items, vectors, strict=True):
-            if np.isfinite(vector).all():
+        finite = np.isfinite(vectors).all(axis=1).tolist()
+        for item, vector, is_finite in zip(items, vectors, finite, strict=True):
+            if is_finite:
                 item.leave(vector)
             else:
                 item.fail(ServiceError("The encoder returned NaN or infinity for an image; its weights are damaged."))

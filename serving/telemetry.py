@@ -42,8 +42,6 @@ from functools import cache, partial
 from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
-from asgi_correlation_id import CorrelationIdMiddleware
-from asgi_correlation_id.context import correlation_id
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -89,6 +87,7 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 class Timings:
     """Numbers of one request.
 
+    id: of its X-Request-ID.
     seconds: by stage, in the order in which the stages were first entered.
     images: images in its body.
     refusal: the error code that it was refused with, or "".
@@ -97,6 +96,7 @@ class Timings:
     traced: whether the span of the request is recorded.
     """
 
+    id: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     images: int = 0
     refusal: str = ""
@@ -309,13 +309,15 @@ class Stopping(Protocol):
 
 
 def observed(app: ASGIApp, metrics: Metrics, server: Stopping | None = None) -> ASGIApp:
-    """Return the app with all layers that observe requests: traces, ids and the log; see `RequestLog`."""
-    logged = RequestLog(app, metrics, server)
+    """Return the app with the layers that observe requests: traces, and ids with the log; see `RequestLog`."""
+    return traced(RequestLog(app, metrics, server))
+
+
+def _id_of(scope: Scope) -> str:
+    """Return the X-Request-ID that the client gave if it is valid, or a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"").decode("latin-1")
     # not a secret; `os.urandom` would release the interpreter's lock, which the event loop then waits for
-    new_id = lambda: f"{random.getrandbits(128):032x}"  # noqa: E731
-    valid = lambda id: _ID.fullmatch(id) is not None  # noqa: E731
-    logging.getLogger("asgi_correlation_id").setLevel(logging.ERROR)
-    return traced(CorrelationIdMiddleware(logged, "X-Request-ID", False, new_id, valid, None))
+    return given if _ID.fullmatch(given) else f"{random.getrandbits(128):032x}"
 
 
 class RequestLog:
@@ -331,7 +333,7 @@ class RequestLog:
         is_head = scope["method"] == "HEAD"
         scope = {**scope, "method": "GET"} if is_head else scope
         begun, reading, status, answered = time.perf_counter(), 0.0, NO_RESPONSE, False
-        timings = Timings(metrics=self._metrics)
+        timings = Timings(_id_of(scope), metrics=self._metrics)
 
         async def timed_receive() -> Message:
             nonlocal reading
@@ -349,9 +351,11 @@ class RequestLog:
             nonlocal status, answered
             if message["type"] == "http.response.start":
                 status = message["status"]
-                name_span(scope["method"], _route(scope), status)
+                if timings.traced:
+                    name_span(scope["method"], _route(scope), status)
                 times = timings.header(time.perf_counter() - begun).encode("latin-1")
                 headers = [*message.get("headers", ()), (b"server-timing", times)]
+                headers.append((b"x-request-id", timings.id.encode("latin-1")))
                 if self._server is not None and self._server.stopping:
                     headers.append((b"connection", b"close"))
                 message["headers"] = _with_relative_location(scope, headers) if 300 <= status < 400 else headers
@@ -387,23 +391,23 @@ class RequestLog:
         if required is not None and required.scope == WRITE and 200 <= status < 300:
             collection = scope.get("path_params", {}).get("name") if "/collections/" in route else None
             key = scope["user"].display_name  # without a key, the address of the client
-            fields = {"key": key, "method": method, "route": route, "collection": collection, "count": timings.changed}
+            fields = {"id": timings.id, "key": key, "method": method, "route": route}
+            fields |= {"collection": collection, "count": timings.changed}
             _emit(audit, logging.INFO, f"{method} {route}", fields)
         frequent = method == "GET" and status < 400 and (route in FREQUENT or route.startswith("/app"))
-        fields = {"method": method, "route": route, "status": status, "ms": round(1000 * seconds, 2)}
+        fields = {"id": timings.id, "method": method, "route": route, "status": status, "ms": round(1000 * seconds, 2)}
         fields |= {"images": timings.images or None, "code": timings.refusal or None}
         fields["key"] = state.get("key_name") or None
         _emit(access, logging.DEBUG if frequent else logging.INFO, f"{method} {route} {status}", fields)
 
 
 def _emit(logger: logging.Logger, level: int, message: str, fields: dict[str, Any]) -> None:
-    """Log a line with the id of the request and the fields that have a value.
+    """Log a line with the fields that have a value.
 
     `logger.log` would search the stack for the caller, which takes longer than the rest of the line.
     """
     if logger.isEnabledFor(level):
         record = logging.LogRecord(logger.name, level, __file__, 0, message, None, None)
-        fields = {"id": correlation_id.get(), **fields}
         record.fields = {name: value for name, value in fields.items() if value is not None}
         logger.handle(record)
 

@@ -223,10 +223,13 @@ class EvalTransform(Transform):
         across, down = width / wide / decoded.scale, height / high / decoded.scale  # image pixels per resized pixel
         x, y = decoded.corner
         box = (x + left * across, y + top * down, x + (left + kept[0]) * across, y + (top + kept[1]) * down)
+        resized = self._resize(decoded.image, box, kept)
+        if kept == (size, size):  # filling a border that is not seen takes as long as decoding a small JPEG
+            return np.array(resized)
         crop = np.empty((size, size, self.preprocessing.in_chans), np.uint8)
         crop[:] = [round(255 * value) for value in self.preprocessing.mean]
         column, row = (size - kept[0]) // 2, (size - kept[1]) // 2
-        crop[row : row + kept[1], column : column + kept[0]] = np.asarray(self._resize(decoded.image, box, kept))
+        crop[row : row + kept[1], column : column + kept[0]] = np.asarray(resized)
         return crop
 
     def _resized_to(self, width: int, height: int) -> tuple[int, int]:

@@ -9,8 +9,8 @@ A thread cannot be stopped inside a codec, and a codec may crash. Here an image 
 processes, is one ImageError; the other images of its batch arrive. There is one queue: an image waits at most for the
 CPU limit of the images before it.
 
-A thread that wants an image takes a process, sends the image through a pipe and waits at the pipe. There are no other
-threads, locks or shared memory, so whatever ends a process is seen by the one thread that waits for it.
+A thread that wants an image takes a process, sends the image through a socket and waits at the socket. There are no
+other threads, locks or shared memory, so whatever ends a process is seen by the one thread that waits for it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,14 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
+import pickle
 import queue
 import re
 import resource
 import select
 import signal
+import socket
+import struct
 import sys
 import threading
 import warnings
@@ -32,7 +35,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from multiprocessing import forkserver, popen_forkserver, reduction, spawn, util
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -52,6 +55,7 @@ START_S = 60.0  # in which a process starts, on a busy machine too
 CRASHES, KILLS = 2, 3
 PRELOADED = "nnclr_hub.images.decode"
 NAME = "nnclr decoder"
+_HEAD, _PIECE = 8, 1 << 16  # bytes of the length before a message, and most that are received at once
 _UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(KB|MB|GB)\s*", re.IGNORECASE)
 
@@ -162,10 +166,10 @@ class DecodingPool:
                 self._check_open()
                 worker = worker or _Worker()
                 self._running.add(worker)
-                worker.connection.send((operation, sources[len(results) :], arguments, limits))
+                worker.channel.patience(max(WALL_S, WALL_PER_CPU * limits.cpu_s))
+                worker.channel.send((operation, sources[len(results) :], arguments, limits))
                 while len(results) < len(sources):
-                    worker.wait(max(WALL_S, WALL_PER_CPU * limits.cpu_s))
-                    results.append(worker.connection.recv())
+                    results.append(worker.channel.receive())
                     ended = 0
             except (EOFError, OSError) as error:  # OSError also for a process that is killed while it sends
                 assert worker is not None
@@ -180,7 +184,7 @@ class DecodingPool:
                 raise
             finally:
                 self._running.discard(worker)  # type: ignore[arg-type]
-                self._free.put(None if worker is None or worker.connection.closed else worker)
+                self._free.put(None if worker is None or worker.channel.closed else worker)
         return results
 
     def reader(self, limits: DecodingLimits) -> DecodingPool:
@@ -232,8 +236,72 @@ class DecodingPool:
         return ImageError(f"The image crashed its decoder ({name}); save it again."), CRASHES
 
 
+class _Channel:
+    """Messages through a socket, a system call each; a pipe of multiprocessing needs three to receive a crop.
+
+    Each call lets other threads run, and then waits for its turn.
+    """
+
+    def __init__(self, own: socket.socket) -> None:
+        own.settimeout(None)
+        self._socket, self._seconds = own, 0.0
+        self._rest = b""  # of the next message
+
+    @property
+    def closed(self) -> bool:
+        return self._socket.fileno() < 0
+
+    def patience(self, seconds: float) -> None:
+        """Set how long `receive` waits; the kernel counts it, which needs no further call."""
+        if seconds != self._seconds:
+            self._seconds = seconds
+            time = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, time)
+
+    def send(self, value: Any) -> None:
+        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        head = len(data).to_bytes(_HEAD, "little")
+        sent = self._socket.sendmsg([head, data])
+        if sent < _HEAD + len(data):
+            self._socket.sendall(memoryview(data)[sent - _HEAD :] if sent >= _HEAD else (head + data)[sent:])
+
+    def receive(self) -> Any:
+        """Return the next message; raise EOFError at the end of the other side, or TimeoutError."""
+        data = self._read_until(_HEAD, self._rest)
+        end = _HEAD + int.from_bytes(data[:_HEAD], "little")
+        data = self._read_until(end, data)
+        self._rest = bytes(data[end:])
+        return pickle.loads(memoryview(data)[_HEAD:end])
+
+    def _read_until(self, length: int, data: bytes | bytearray) -> bytes | bytearray:
+        """Return the data with what arrives until it has this length. A broken process may promise any length."""
+        while len(data) < length:
+            try:
+                piece = self._socket.recv(_PIECE)
+            except BlockingIOError as error:
+                raise TimeoutError from error
+            if not piece:
+                raise EOFError
+            if not data:
+                data = piece  # nearly always the whole message
+            elif isinstance(data, bytearray):
+                data += piece
+            else:
+                data = bytearray(data) + piece
+        return data
+
+    def has_ended(self) -> bool:
+        """Return whether the other side has closed its end, or sent what nobody has received."""
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        return bool(waiting.poll(0))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
 class _Worker:
-    """A process and the pipe to it; raises NotReady if it cannot be started in two attempts."""
+    """A process and the socket to it; raises NotReady if it cannot be started in two attempts."""
 
     def __init__(self) -> None:
         try:
@@ -248,26 +316,20 @@ class _Worker:
                 ) from error
 
     def _start(self) -> None:
-        self.connection, theirs = _context().Pipe()
+        ours, theirs = socket.socketpair()
+        self.channel = _Channel(ours)
         with theirs:
             # of a daemon, this program does not wait for the end at its own
             self.process = _Process(target=_serve, args=(theirs,), name=NAME, daemon=True)
             self.process.start()
-        self._results = select.poll()
-        self._results.register(self.connection, select.POLLIN)
-
-    def wait(self, seconds: float) -> None:
-        """Wait for a result, or raise TimeoutError. `Connection.poll` registers the pipe for each wait."""
-        if not self._results.poll(1000 * seconds):
-            raise TimeoutError
 
     def end(self) -> int:
         """End the process; return its exit status, or minus the signal that had ended it before."""
-        if self.connection.poll():
+        if self.channel.has_ended():
             self.process.join(0.2)  # a process that stopped may not be reaped yet
         self.process.kill()
         self.process.join()
-        self.connection.close()
+        self.channel.close()
         return self.process.exitcode or 0
 
 
@@ -324,23 +386,24 @@ os.register_at_fork(after_in_child=_forget_fork_server)
 # ---- in a decoding process -------------------------------------------------------------------------------------------
 
 
-def _serve(connection: Connection) -> None:
+def _serve(own: socket.socket) -> None:
     """Run operations, each image under a timer by which the kernel ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C ends
     warnings.simplefilter("ignore")
     import_module(PRELOADED).readable_formats()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    reserved = 0
+    channel, reserved, known = _Channel(own), 0, None
     if sys.platform == "linux":  # no other system enforces a limit of memory
         reserved = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     with suppress(OSError):  # if the machine runs out of memory, this process ends before its parent does
         Path("/proc/self/oom_score_adj").write_text("1000")
     while True:
         try:
-            operation, sources, arguments, limits = connection.recv()
+            operation, sources, arguments, limits = channel.receive()
         except EOFError:
             return
-        if reserved:  # beyond it, MemoryError is raised
+        if reserved and limits != known:  # beyond it, MemoryError is raised
+            known = limits
             hard = resource.getrlimit(resource.RLIMIT_AS)[1]
             resource.setrlimit(resource.RLIMIT_AS, (reserved + limits.memory, hard))
         for source in sources:
@@ -355,7 +418,7 @@ def _serve(connection: Connection) -> None:
             except Exception as error:  # noqa: BLE001 - the parent raises it
                 result = RuntimeError(f"decoding failed ({type(error).__name__}: {error})")
             signal.setitimer(signal.ITIMER_PROF, 0)
-            connection.send(result)
+            channel.send(result)
 
 
 def _end_with_parent() -> None:

@@ -163,7 +163,7 @@ def test_a_process_that_cannot_start_is_reported(monkeypatch):
     def refuse(*_: object, **__: object) -> None:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("multiprocessing.connection.Pipe", refuse)
+    monkeypatch.setattr("socket.socketpair", refuse)
     pool = DecodingPool(1)
     with pytest.raises(NotReady):  # 503: clients try again
         pool.run_each(echo, [b"a", b"b"])
