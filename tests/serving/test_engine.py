@@ -1,4 +1,4 @@
-"""The engine: vectors, batches, permits, tasks, requests that end early, and threads that fail."""
+"""The engine and its models: batches, permits, tasks, requests that end early, and threads that fail."""
 
 import asyncio
 import gc
@@ -15,20 +15,27 @@ import pytest
 from fake_encoder import FakeEncoder, busy, first_column, numbers, queued, sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_shelf import KB, Shelf
 from waiting import PATIENCE_S, until
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import (
     DeadlineExceeded,
+    FingerprintMismatch,
     ImageError,
     InvalidRequest,
     NotReady,
     Overloaded,
     RequestTooLarge,
     ServiceError,
+    UnknownModel,
 )
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Workbench
 from serving.engine import Engine
+from serving.models import Engines
 from serving.settings import Settings
 from serving.stages import ImageTask, WorkItem
 from serving.telemetry import Metrics, Timings, current
@@ -267,19 +274,6 @@ def test_at_most_one_task_runs_between_two_batches(make_engine, arrivals, order)
 # ---- requests that end early: past their deadline, cancelled, or overtaken by the engine's shutdown
 
 
-def cancel_when(engine, images: list[bytes], started: threading.Event) -> None:
-    """Send a request from the event loop and cancel it once it has started."""
-
-    async def cancel() -> None:
-        task = asyncio.create_task(engine.run_async(images))
-        assert await asyncio.to_thread(started.wait, 120)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
-
-
 def test_an_expired_request_is_dropped(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.before = lambda: release.wait(120)
@@ -317,26 +311,21 @@ def test_requests_are_freed_without_garbage_collection(make_engine):
         gc.enable()
 
 
-def test_cancelled_images_are_not_computed(make_engine):
-    encoder, release, begun = FakeEncoder(), threading.Event(), threading.Event()
-    encoder.decoding["slow"] = lambda: (begun.set(), release.wait(120))
-    engine = make_engine(encoder, decode_threads=1)
-    cancel_when(engine, [b"slow", *numbers(*range(1, 30))], begun)
-    assert engine.in_work == 30  # permits come back together: one image is still being decoded
-    release.set()
-    until(lambda: engine.in_work == 0)
-    assert first_column(engine.run(numbers(1, 2))) == [1, 2]
-    assert sum(encoder.batches) == 2
-    assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
-
-
 def test_an_image_cancelled_while_it_is_decoded_does_not_wait_for_the_device(make_engine):
     """It is in neither queue then. Its permits come back although the device is busy."""
     decoding, decoded, release = threading.Event(), threading.Event(), threading.Event()
     encoder = FakeEncoder(decoding={"slow": lambda: (decoding.set(), decoded.wait(120))})
     engine = make_engine(encoder)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(engine.run_async([b"slow"]))
+        assert await asyncio.to_thread(decoding.wait, 120)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
     with busy(engine, encoder, release):
-        cancel_when(engine, [b"slow"], decoding)
+        asyncio.run(cancel())
         assert engine.in_work == 2
         decoded.set()
         until(lambda: engine.in_work == 1)
@@ -644,3 +633,87 @@ def until_recovered(engine: Engine) -> None:
     while engine.fault or engine.in_work:
         assert time.monotonic() < end, (engine.fault, engine.in_work)
         time.sleep(0.005)
+
+
+# ---- models: each is loaded once, failures can be retried, and collections find their model
+
+
+def test_concurrent_callers_load_a_model_once(make_engines):
+    shelf = Shelf(a=KB)
+    engines = make_engines(shelf)
+    shelf.wait.clear()
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(lambda: engines.get().embed_each([b"7"])) for _ in range(8)]
+        until(lambda: shelf.loads == ["a"])
+        shelf.wait.set()
+        assert [one.result()[0][0] for one in answers] == [7] * 8
+    assert shelf.loads == ["a"]
+    assert sample(engines, "nnclr_models_loaded") == 1
+
+
+def test_loading_one_model_does_not_block_another(make_engines):
+    shelf = Shelf(a=KB, b=KB)
+    engines = make_engines(shelf)
+    engines.get("a")
+    shelf.wait.clear()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(engines.get, "b")
+        until(lambda: shelf.loads == ["a", "b"])
+        assert engines.get("a").embed_each([b"1"])[0][0] == 1
+        assert asyncio.run(first_number(engines, "a")) == 1
+        assert not loading.done()
+        shelf.wait.set()
+        assert loading.result().name == "b"
+
+
+async def first_number(engines: Engines, source: str) -> float:
+    model = await engines.get_async(source)
+    return (await model.embed_each_async([b"1"]))[0][0]
+
+
+def test_a_failed_load_raises_in_all_callers_and_can_be_retried(make_engines):
+    shelf = Shelf()
+    engines = make_engines(shelf)
+    shelf.wait.clear()
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(engines.get, "b") for _ in range(3)]
+        until(lambda: shelf.loads == ["b"])
+        shelf.wait.set()
+        for one in answers:
+            with pytest.raises(UnknownModel):
+                one.result()
+    assert "b" not in engines.served()
+    shelf.loads.clear()  # more than one if a caller came after the first failure
+    shelf.weights["b"] = KB
+    assert asyncio.run(first_number(engines, "b")) == 1
+    assert shelf.loads == ["b"]
+    assert "b" in engines.served()
+
+
+def test_after_closing_no_model_works_or_loads(make_engines):
+    shelf = Shelf(a=KB, b=KB)
+    engines = make_engines(shelf)
+    model = engines.get("a")
+    engines.close()
+    with pytest.raises(NotReady):
+        model.embed_each([b"1"])
+    with pytest.raises(NotReady):
+        engines.get("b")
+
+
+def test_a_collection_finds_its_model_by_fingerprint_and_not_by_name(make_engines, tmp_path):
+    shelf = Shelf(a=KB, another=KB, b=KB)
+    engines = make_engines(shelf)
+    engines.get("a")
+    with open_store(str(tmp_path / "store")) as store:
+        bench = Workbench(engines, store)
+        same = store.create("same", CollectionSpec(2, fingerprint="a", model="/gone/elsewhere"))
+        assert bench.embedder_of(same).name == "a"
+        assert shelf.loads == ["a"]
+        other = store.create("other", CollectionSpec(2, fingerprint="b", model="b"))
+        assert bench.embedder_of(other).name == "b"
+        lost = store.create("lost", CollectionSpec(2, fingerprint="x", model="/gone/too"))
+        with pytest.raises(FingerprintMismatch, match=r"/gone/too.*reembed lost"):
+            bench.embedder_of(lost)
+        with pytest.raises(FingerprintMismatch):
+            bench.embedder_of(same, "b")
