@@ -210,7 +210,7 @@ TABLE: dict[str, list[Any]] = {
         table("id,label\na,cat\n", key="root"),
         *(table("id,label\na,cat\n", columns=columns) for columns in ('["nowhere"]', "split", "[1]")),
     ],
-    "PUT c/plain": [({"dim": 5}, 409, "collection_exists")],
+    "PUT c/plain": [({"dim": 2, **more}, 409, "collection_exists") for more in ({"dim": 5}, {"vectors": "whiten"})],
     "PUT c/l2": [{"dim": 4, "metric": "l2", "vectors": "center"}],
     "PUT c/odd": [{"model": "default?channels=0,1"}],
     **{f"PUT c/{name}": [{"dim": 4}] for name in ("a%CC%88", "a%00", "a%20%20b", "%20a")},
@@ -282,6 +282,10 @@ TABLE: dict[str, list[Any]] = {
         for name in ("nothing", "..%2fstore", "first%2f..")
     },
     "GET /api/v1/nothing": [(None, 404, "not_found")],
+    "POST /api/v1/collections": [
+        (sent(headers={"Host": "evil.example"}), 403, "host_not_allowed"),
+        (sent(content=bytes(20_000_001)), *TOO_LARGE),
+    ],
     "PATCH /api/v1/collections": [(None, 405, "method_not_allowed")],
     # inside /v1: the parameter at fault is named
     "POST /v1/embeddings": [

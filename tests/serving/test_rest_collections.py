@@ -12,19 +12,6 @@ from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench.inspection.findings import InspectionRequest
 
 
-def test_collections_are_created_once_and_described(client):
-    path = "/api/v1/collections/plain"
-    assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 201
-    assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 200
-    white = "/api/v1/collections/white"
-    assert client.put(white, json={"dim": 4, "vectors": "whiten"}).json()["vectors"] == "whiten"
-    is_problem(client.put(white, json={"dim": 4, "vectors": "raw"}), 409, "collection_exists")
-    assert client.delete(white).status_code == 204
-    assert "plain" in [one["name"] for one in client.get("/api/v1/collections").json()["collections"]]
-    assert client.delete(path).status_code == 204
-    is_problem(client.get(path), 404, "collection_not_found")
-
-
 def test_concurrent_equal_requests_create_one_collection(client):
     """One request creates the collection, and the others find it."""
     with ThreadPoolExecutor(16) as pool:
@@ -35,9 +22,6 @@ def test_concurrent_equal_requests_create_one_collection(client):
             ]
             assert sorted(codes) == [200] * 15 + [201]
             client.delete(path)
-
-
-ALIASES = "/api/v1/aliases"
 
 
 def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, image_files):
