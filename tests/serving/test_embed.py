@@ -13,8 +13,6 @@ from rest_requests import as_text, upload
 from nnclr_hub import model_info
 from nnclr_hub.hub.registry import default_model, list_models
 
-# ---- pOST /api/v1/embed: one result per image
-
 
 def test_embed_has_a_result_for_each_file(client, image_files, encoder):
     files = [*upload(image_files[:2]), ("files", ("bad.jpg", b"garbage", "image/jpeg"))]
@@ -86,9 +84,6 @@ def test_vectors_in_json_have_the_digits_of_float32_or_are_base64(client, image_
     assert np.array_equal(vector, np.float32(plain.json()["data"][0]["embedding"]))
 
 
-# ---- /v1 with the official client, and its envelope of refusals
-
-
 @pytest.fixture
 def official(server):
     import openai  # takes a second in every process that collects tests
@@ -152,9 +147,6 @@ def test_a_list_larger_than_the_queue_is_answered_in_order(client, image_files, 
     assert answer.status_code == 200, answer.text
     vectors = [np.frombuffer(base64.b64decode(entry["embedding"]), "<f4") for entry in answer.json()["data"]]
     np.testing.assert_allclose(vectors, expected[order], atol=1e-5)
-
-
-# ---- the client of Hugging Face on our server, and the routes that it uses
 
 
 @pytest.mark.parametrize("path", ["", "/embed"])

@@ -40,9 +40,6 @@ from serving.settings import Settings
 from serving.stages import ImageTask, WorkItem
 from serving.telemetry import Metrics, Timings, current
 
-# ---- the engine: vectors, batches, permits, timings, and tasks other than embedding
-
-
 WORDS = ImageTask(bytes.decode, str.upper)
 
 
@@ -54,17 +51,11 @@ def real(model):
     made.close()
 
 
-# ---- vectors
-
-
 def test_vectors_do_not_depend_on_the_batch(real, model, image_files):
     want = load_encoder(model, device="cpu").embed(image_files)
     np.testing.assert_allclose(real.run(image_files), want, atol=1e-5)
     np.testing.assert_allclose([real.run([one])[0] for one in image_files[:8]], want[:8], atol=1e-5)
     assert real.run([]) == []
-
-
-# ---- batches
 
 
 def batches_while_busy(engine: Engine, encoder: FakeEncoder, images: list[int]) -> list[int]:
@@ -129,9 +120,6 @@ def test_a_vector_that_is_not_finite_is_an_error(make_engine):
         make_engine(encoder).run(numbers(1))
 
 
-# ---- admission
-
-
 def test_a_request_gets_all_of_its_permits_or_none(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.before = lambda: release.wait(120)
@@ -173,9 +161,6 @@ def test_background_work_leaves_half_of_the_permits_to_requests(make_engine):
         assert (len(job.result()), len(request.result())) == (3, 4)
 
 
-# ---- timings and metrics
-
-
 def test_a_request_reports_the_time_of_each_stage(make_engine):
     encoder = FakeEncoder(decoding={"slow": lambda: time.sleep(0.05)})
     encoder.before = lambda: time.sleep(0.1)
@@ -192,9 +177,6 @@ def test_a_request_reports_the_time_of_each_stage(make_engine):
     assert seconds["decode"] >= 0.05
     assert seconds["forward"] >= 0.1
     assert seconds["embed"] >= 0.15
-
-
-# ---- tasks
 
 
 def test_one_thread_runs_the_network_for_vectors_and_tasks(make_engine):

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from rest_requests import as_text, is_problem, upload
 
-# ---- items over REST: add, list, get and delete
-
 
 def test_a_cursor_is_valid_for_its_own_listing_only(client, collection):
     client.put(f"{collection}/items", json=[{"id": f"i{i}", "vector": [1.0] * 31 + [i]} for i in range(5)])

@@ -22,10 +22,7 @@ from nnclr_hub.store.base import CollectionSpec, Item
 from nnclr_hub.workbench.maintenance import BackupRequest, CollectionRequest
 from nnclr_hub.workbench.tasks import Task
 
-# ---- jobs over REST: list, follow and cancel
-
-
-JOBS = "/api/v1/jobs"
+JOBS, BACKUPS = "/api/v1/jobs", "/api/v1/store/backups"
 
 
 @pytest.fixture(scope="module")
@@ -212,32 +209,12 @@ def test_answers_that_may_be_long_are_not_encoded_in_the_event_loop(client, serv
     assert encoded == []
 
 
-# ---- the kinds of jobs over REST: duplicates, verification, and re-embedding with another model
-
-
-JOBS, BACKUPS = "/api/v1/jobs", "/api/v1/store/backups"
-
-
-@pytest.fixture
-def twins(server):
-    """Make a collection with two groups of similar vectors, one of them with equal pixels."""
-    rng = np.random.default_rng(0)
-    base = np.eye(4, dtype=np.float32)
-    items = [
-        Item(f"{group}-{i}", base[group] + rng.normal(0, 0.01, 4), {"pixel_sha256": f"{group}{i if group else 0}"})
-        for group, size in ((0, 2), (1, 3), (2, 1))
-        for i in range(size)
-    ]
-    server.bench.store.create("twins", CollectionSpec(4)).upsert(items)
-    yield "/api/v1/collections/twins"
-    server.bench.drop("twins")
-
-
-def test_backups_go_to_the_configured_destination_only(server, client, twins, tmp_path, monkeypatch):
+def test_backups_go_to_the_configured_destination_only(server, client, tmp_path, monkeypatch):
+    server.bench.store.create("kept", CollectionSpec(4)).upsert([Item(f"{i}", np.eye(4)[i]) for i in range(4)])
     with Client(server.url) as remote:
         made = remote.run("backup", BackupRequest())
     assert verify_backups(server.folder / "backups") == {made["id"]: None}
-    assert restore(server.folder / "backups", tmp_path / "restored").collections["twins"] == 6
+    assert restore(server.folder / "backups", tmp_path / "restored").collections["kept"] == 4
     job = ended(client, client.post(BACKUPS, json={"destination": str(tmp_path / "elsewhere")}))
     assert job["state"] == "done"
     assert not (tmp_path / "elsewhere").exists()
@@ -249,6 +226,7 @@ def test_backups_go_to_the_configured_destination_only(server, client, twins, tm
     job = ended(client, client.post(BACKUPS))
     assert (job["state"], job["error"]["code"]) == ("failed", "store_error")
     assert str(server.folder) not in json.dumps(job)
+    server.bench.drop("kept")
     monkeypatch.setattr(server.app.state.settings, "backup_to", None)
     assert client.post(BACKUPS).status_code == 422
 
