@@ -58,17 +58,17 @@ def test_a_collection_of_another_encoder_is_a_conflict(client, server, image_fil
     server.bench.store.drop("alien")
 
 
-def test_selections_of_channels_are_limited_by_those_in_use(client, monkeypatch):
+def test_selections_of_channels_are_limited_by_those_in_use(client, model, monkeypatch):
     monkeypatch.setattr("serving.routes.router.MAX_READINGS", 2)
     refused = (422, "invalid_request")
 
-    def create(name: str, channels: str) -> tuple[int, str | None]:
-        answer = client.put(f"/api/v1/collections/{name}", json={"model": f"default?channels={channels}"})
+    def create(name: str, channels: str, source: str = "default") -> tuple[int, str | None]:
+        answer = client.put(f"/api/v1/collections/{name}", json={"model": f"{source}?channels={channels}"})
         return answer.status_code, answer.json().get("code")
 
     assert create("wrong", "0,1") == refused  # the model takes three
     assert [create(f"odd{i}", channels) for i, channels in enumerate(("2,1,0", "1,1,1"))] == [(201, None)] * 2
-    assert create("again", "2,1,0") == (201, None)
+    assert create("again", "2,1,0", model.name) == (201, None)
     assert create("third", "0,0,0") == refused
     client.delete("/api/v1/collections/odd1")
     assert create("third", "0,0,0") == (201, None)
