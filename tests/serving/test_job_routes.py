@@ -26,8 +26,16 @@ JOBS, BACKUPS = "/api/v1/jobs", "/api/v1/store/backups"
 
 
 @pytest.fixture(scope="module")
-def server(server_of_jobs):
-    return server_of_jobs
+def server(model, make_model, tmp_path_factory, serve):
+    """Run a server with a source folder, a second model, and space for two waiting jobs."""
+    folder = tmp_path_factory.mktemp("jobs")
+    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2, "backup_to": str(folder / "backups")}
+    for running in serve(model, folder / "store", capacity=100, **options):
+        running.folder = folder
+        running.other = folder / "another"
+        shutil.copytree(make_model(seed=1), running.other)
+        running.engines.get(str(running.other))
+        yield running
 
 
 class Steps:
