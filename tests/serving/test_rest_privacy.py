@@ -14,7 +14,8 @@ from nnclr_hub.store.base import CollectionSpec
 def test_no_response_has_a_path_of_this_machine(server, client, model, image_files, monkeypatch):
     """Model and store are folders, whose paths could appear in many responses."""
     secrets = [str(model.parent), tempfile.gettempdir(), str(Path.home()), "site-packages"]
-    one = [("files", ("a.jpg", image_files[0].read_bytes(), "image/jpeg"))]
+    image = {"files": image_files[0].read_bytes()}
+    path = "/api/v1/collections/paths"
 
     def odd(*_, **__):
         raise OSError(5, "Input/output error", str(model / "catalog.sqlite"))
@@ -23,30 +24,26 @@ def test_no_response_has_a_path_of_this_machine(server, client, model, image_fil
         raise StoreError(f"The store in {model / 'store'} is closed.")
 
     def answers():
-        yield client.get("/v1/models")
-        yield client.get(f"/v1/models/{model.name}")
-        yield client.get("/v1/models/unknown")
-        yield client.get(f"/v1/models/local-dir:{model}/x")
-        yield client.put("/api/v1/collections/paths", json={})
-        yield client.put("/api/v1/collections/paths", json={"model": "/etc/passwd"})
-        yield client.get("/api/v1/collections")
-        yield client.get("/api/v1/collections/paths")
-        yield client.post("/api/v1/embed", files=one)
-        yield client.post("/api/v1/embed", files=[("files", ("a.jpg", b"x", "image/jpeg"))])
-        yield client.post("/api/v1/collections/paths/items", files=one)
-        yield client.get("/openapi.json")
+        for name in ("", f"/{model.name}", "/unknown", f"/local-dir:{model}/x"):
+            yield client.get(f"/v1/models{name}")
+        for body in ({}, {"model": "/etc/passwd"}):
+            yield client.put(path, json=body)
+        for url in ("/api/v1/collections", path, "/openapi.json"):
+            yield client.get(url)
+        for url, files in (("/api/v1/embed", image), ("/api/v1/embed", {"files": b"x"}), (f"{path}/items", image)):
+            yield client.post(url, files=files)
         for failure in (odd, known):
             with monkeypatch.context() as patched:
                 patched.setattr(type(server.bench), "collection", failure)
                 close = {"Connection": "close"}  # as the server does after an unexpected error
-                yield client.get("/api/v1/collections/paths", headers=close)
-                yield client.post("/api/v1/collections/paths/search", json={"vector": [1]}, headers=close)
+                yield client.get(path, headers=close)
+                yield client.post(f"{path}/search", json={"vector": [1]}, headers=close)
         with monkeypatch.context() as patched:
             patched.setattr(type(server.engines), "get", known)
             server.app.state.readiness.run()
             yield client.get("/readyz")
         server.app.state.readiness.run()
-        yield client.delete("/api/v1/collections/paths")
+        yield client.delete(path)
 
     for answer in answers():
         for secret in secrets:
@@ -69,15 +66,13 @@ def test_errors_about_a_function_of_the_server_do_not_name_its_folder(server, cl
 
 def test_a_model_goes_by_its_name(client, model, image_files):
     """Check the list of models, requests, responses and collections."""
+    image, path = {"files": image_files[0].read_bytes()}, "/api/v1/collections/named"
     assert client.get("/v1/models").json()["data"][0]["id"] == model.name
-    answer = client.post("/api/v1/embed", files={"files": image_files[0].read_bytes()}, data={"model": model.name})
-    assert answer.json()["model"] == model.name
-    assert client.put("/api/v1/collections/named", json={"model": model.name}).status_code == 201
-    assert client.get("/api/v1/collections/named").json()["model"] == model.name
-    assert (
-        client.post("/api/v1/collections/named/items", files={"files": image_files[0].read_bytes()}).status_code == 200
-    )
-    client.delete("/api/v1/collections/named")
+    assert client.post("/api/v1/embed", files=image, data={"model": model.name}).json()["model"] == model.name
+    assert client.put(path, json={"model": model.name}).status_code == 201
+    assert client.get(path).json()["model"] == model.name
+    assert client.post(f"{path}/items", files=image).status_code == 200
+    client.delete(path)
 
 
 # ---- names with line breaks and markup cannot inject headers or log lines
