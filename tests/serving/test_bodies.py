@@ -179,34 +179,44 @@ def test_an_ordinary_request_does_not_wait_for_all_large_bodies():
 # ---- forms
 
 
-PATHS = ("/api/v1/embed", "/api/v1/collections/c/items", "/api/v1/collections/c/search")
-# path, form -> statuses
-FORMS: list[tuple[str, Callable[[], bytes], set[int]]] = [
-    *(
-        (path, lambda part=part, count=count: part * count + END, {400, 413, 422})
+PATHS = ("embed", "collections/c/items", "collections/c/search")
+BAD = {400, 413, 422}
+# path, form, statuses
+FORMS: dict[str, tuple[str, Callable[[], bytes], set[int]]] = {
+    **{
+        f"{count} {kind} to {path}": (path, lambda part=part, count=count: part * count + END, BAD)
         for path in PATHS
-        for part in (FILE, FIELD)
+        for kind, part in (("files", FILE), ("fields", FIELD))
         for count in (129, 20_000)
-    ),
-    *(
-        (PATHS[0], lambda form=form: form, {400, 413, 422})
-        for form in (
-            *(b"", b"--b", b"--b\r\nContent-Disp", b"--b--", b"--b\r\n\r\n\r\n" + END, b"garbage" * 1000),
-            b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n" + END,
-            b"--b\r\nContent-Disposition\r\n\r\nx\r\n" + END,
-            FILE.replace(b"x.jpg", b"a" * 500_000) + END,
-            FIELD.replace(b"\r\nx\r\n", b"x" * 1_900_000) + END,
-            b"--b\r\n" + b"X: y\r\n" * 100_000 + b"\r\n\r\n" + END,
-        )
-    ),
-    *((PATHS[0], lambda end=end: (FILE * 2 + END)[:end], {400}) for end in range(1, 2 * len(FILE) + 4, 7)),
-    (PATHS[0], lambda: FILE * 2 + END, {422}),  # a whole form without images
-]
+    },
+    **{
+        name: (PATHS[0], lambda form=form: form, BAD)
+        for name, form in {
+            "nothing": b"",
+            "a boundary": b"--b",
+            "no end": b"--b\r\nContent-Disp",
+            "only an end": b"--b--",
+            "a part without headers": b"--b\r\n\r\n\r\n" + END,
+            "no boundary": b"garbage" * 1000,
+            "no name": b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n" + END,
+            "a header without a colon": b"--b\r\nContent-Disposition\r\n\r\nx\r\n" + END,
+            "a long name of a file": FILE.replace(b"x.jpg", b"a" * 500_000) + END,
+            "a long text": FIELD.replace(b"\r\nx\r\n", b"x" * 1_900_000) + END,
+            "many headers": b"--b\r\n" + b"X: y\r\n" * 100_000 + b"\r\n\r\n" + END,
+        }.items()
+    },
+    **{
+        f"cut after {end} bytes": (PATHS[0], lambda end=end: (FILE * 2 + END)[:end], {400})
+        for end in range(1, 2 * len(FILE) + 4, 7)
+    },
+    "a whole form without images": (PATHS[0], lambda: FILE * 2 + END, {422}),
+}
 
 
-@pytest.mark.parametrize(("path", "make", "statuses"), FORMS)
-def test_a_malformed_form_is_refused_as_a_whole(strict, path, make, statuses):
-    answer = httpx.post(strict.url + path, content=make(), headers=FORM, timeout=120)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_malformed_form_is_refused_as_a_whole(strict, name):
+    path, make, statuses = FORMS[name]
+    answer = httpx.post(f"{strict.url}/api/v1/{path}", content=make(), headers=FORM, timeout=120)
     assert answer.status_code in statuses
     assert answer.json()["code"] in ("malformed", "request_too_large", "invalid_request", "undecodable_image")
 
