@@ -5,7 +5,6 @@ import threading
 from fake_encoder import FakeEncoder
 
 from nnclr_hub.errors import UnknownModel
-from serving.models import Engines
 
 KB = 250  # weights of a thousand bytes
 
@@ -31,7 +30,3 @@ class Shelf:
         fingerprint = self.fingerprints.get(source, source[0])
         self.made[source] = FakeEncoder(name=source, fingerprint=fingerprint, weights=self.weights[source])
         return self.made[source]
-
-
-def sample(engines: Engines, name: str) -> float | None:
-    return engines.metrics.registry.get_sample_value(name)

@@ -1,6 +1,7 @@
 """Helpers of REST tests: request bodies, bytes on a socket, a check of error responses, and waiting for jobs."""
 
 import base64
+import re
 import socket
 import threading
 import time
@@ -11,6 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
+
+TIMING = re.compile(r"(?:[a-z]+;dur=[\d.]+, )*total;dur=[\d.]+")
 
 
 def upload(paths: Iterable[Path]) -> list:
@@ -78,6 +81,7 @@ def is_problem(response: httpx.Response, status: int, code: str) -> str:
     assert (body["status"], body["code"]) == (status, code)
     assert body["instance"].endswith(f"#{response.headers['X-Request-ID']}")
     assert "Traceback" not in body["detail"]
+    assert TIMING.fullmatch(response.headers["Server-Timing"])
     return body["detail"]
 
 

@@ -90,19 +90,6 @@ def world(make_world) -> World:
 
 
 @pytest.fixture(scope="module")
-def server_of_jobs(model, make_model, tmp_path_factory, serve):
-    """Run a server with a source folder, a second model, and space for two waiting jobs."""
-    folder = tmp_path_factory.mktemp("jobs")
-    options = {"source_folders": [str(folder / "allowed")], "jobs_waiting": 2, "backup_to": str(folder / "backups")}
-    for running in serve(model, folder / "store", capacity=100, **options):
-        running.folder = folder
-        running.other = folder / "another"
-        shutil.copytree(make_model(seed=1), running.other)
-        running.engines.get(str(running.other))
-        yield running
-
-
-@pytest.fixture(scope="module")
 def photos_in(server, image_files):
     """Create a collection of the photos with their folders as labels, and two items without a label."""
     with httpx.Client(base_url=server.url, timeout=60) as client:

@@ -61,7 +61,7 @@ TABLE = {
     ],
     ("local", "write", 403): [
         *({ORIGIN: f"http://{name}"} for name in ("127.0.0.1:9000", "evil.example", "127.0.0.1@evil.example")),
-        *({ORIGIN: origin} for origin in ("null", "file://")),
+        *({ORIGIN: origin} for origin in ("null", "file://", "http://[evil")),
         {SITE: "cross-site"},
         {SITE: "same-site", MODE: "no-cors"},
         {SITE: "cross-site", MODE: "navigate"},

@@ -10,6 +10,8 @@ from contextlib import ExitStack
 
 import httpx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rest_requests import talk
 from starlette.datastructures import Headers
 from starlette.types import Message
@@ -17,6 +19,7 @@ from waiting import until
 
 from nnclr_hub.errors import RequestTooSlow
 from serving.limits import BodyLimits
+from serving.multipart import MAX_PARTS, MalformedForm, parse_form
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -84,15 +87,22 @@ def test_a_head_that_is_ambiguous_or_too_large_is_refused(strict, name):
 # ---- time and memory
 
 
-@pytest.mark.parametrize("limit", ["body_idle_s", "body_s"])
-def test_a_client_that_is_silent_or_slow_is_answered_408(model, tmp_path, serve, limit):
+@pytest.mark.parametrize(
+    ("limits", "drips"),
+    [
+        ({"body_idle_s": 0.3}, False),
+        ({"body_s": 0.3}, True),  # each byte comes within body_idle_s
+        ({"body_s": 0.3, "body_idle_s": 600}, False),
+    ],
+)
+def test_a_client_that_is_silent_or_slow_is_answered_408(model, tmp_path, serve, limits, drips):
     def slowly() -> Iterator[bytes]:
         yield PUT + b"Content-Length: 1000\r\n\r\n[1,"
-        for _ in range(20 if limit == "body_s" else 0):
+        for _ in range(20 if drips else 0):
             time.sleep(0.05)
             yield b" "
 
-    for server in serve(model, tmp_path / "store", **{limit: 0.3}):
+    for server in serve(model, tmp_path / "store", **limits):
         answer = talk(server.url, slowly(), whole=False)
         assert answer.startswith(b"HTTP/1.1 408")
         assert RequestTooSlow.code.encode() in answer
@@ -169,33 +179,44 @@ def test_an_ordinary_request_does_not_wait_for_all_large_bodies():
 # ---- forms
 
 
-PATHS = ("/api/v1/embed", "/api/v1/collections/c/items", "/api/v1/collections/c/search")
-# path, form -> statuses
-FORMS: list[tuple[str, Callable[[], bytes], set[int]]] = [
-    *(
-        (path, lambda part=part, count=count: part * count + END, {400, 413, 422})
+PATHS = ("embed", "collections/c/items", "collections/c/search")
+BAD = {400, 413, 422}
+# path, form, statuses
+FORMS: dict[str, tuple[str, Callable[[], bytes], set[int]]] = {
+    **{
+        f"{count} {kind} to {path}": (path, lambda part=part, count=count: part * count + END, BAD)
         for path in PATHS
-        for part in (FILE, FIELD)
+        for kind, part in (("files", FILE), ("fields", FIELD))
         for count in (129, 20_000)
-    ),
-    *(
-        (PATHS[0], lambda form=form: form, {400, 413, 422})
-        for form in (
-            *(b"", b"--b", b"--b\r\nContent-Disp", b"--b--", b"--b\r\n\r\n\r\n" + END, b"garbage" * 1000),
-            b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n" + END,
-            FILE.replace(b"x.jpg", b"a" * 500_000) + END,
-            FIELD.replace(b"\r\nx\r\n", b"x" * 1_900_000) + END,
-            b"--b\r\n" + b"X: y\r\n" * 100_000 + b"\r\n\r\n" + END,
-        )
-    ),
-    *((PATHS[0], lambda end=end: (FILE * 2 + END)[:end], {400}) for end in range(1, 2 * len(FILE) + 4, 7)),
-    (PATHS[0], lambda: FILE * 2 + END, {422}),  # a whole form without images
-]
+    },
+    **{
+        name: (PATHS[0], lambda form=form: form, BAD)
+        for name, form in {
+            "nothing": b"",
+            "a boundary": b"--b",
+            "no end": b"--b\r\nContent-Disp",
+            "only an end": b"--b--",
+            "a part without headers": b"--b\r\n\r\n\r\n" + END,
+            "no boundary": b"garbage" * 1000,
+            "no name": b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n" + END,
+            "a header without a colon": b"--b\r\nContent-Disposition\r\n\r\nx\r\n" + END,
+            "a long name of a file": FILE.replace(b"x.jpg", b"a" * 500_000) + END,
+            "a long text": FIELD.replace(b"\r\nx\r\n", b"x" * 1_900_000) + END,
+            "many headers": b"--b\r\n" + b"X: y\r\n" * 100_000 + b"\r\n\r\n" + END,
+        }.items()
+    },
+    **{
+        f"cut after {end} bytes": (PATHS[0], lambda end=end: (FILE * 2 + END)[:end], {400})
+        for end in range(1, 2 * len(FILE) + 4, 7)
+    },
+    "a whole form without images": (PATHS[0], lambda: FILE * 2 + END, {422}),
+}
 
 
-@pytest.mark.parametrize(("path", "make", "statuses"), FORMS)
-def test_a_malformed_form_is_refused_as_a_whole(strict, path, make, statuses):
-    answer = httpx.post(strict.url + path, content=make(), headers=FORM, timeout=120)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_malformed_form_is_refused_as_a_whole(strict, name):
+    path, make, statuses = FORMS[name]
+    answer = httpx.post(f"{strict.url}/api/v1/{path}", content=make(), headers=FORM, timeout=120)
     assert answer.status_code in statuses
     assert answer.json()["code"] in ("malformed", "request_too_large", "invalid_request", "undecodable_image")
 
@@ -278,3 +299,82 @@ def test_lists_and_objects_are_counted_outside_of_strings(strict, name):
     body = b"[" + inner + b"]"
     answer = httpx.put(f"{strict.url}/api/v1/collections/c/items", content=body, headers=JSON, timeout=60)
     assert answer.status_code in {True: {413}, False: {400, 422}, None: {400, 413}}[too_many]
+
+
+# ---- forms, compared with those that httpx writes
+
+
+KIND = "multipart/form-data; boundary=bound"
+names = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters='"\\'), min_size=1, max_size=20
+)
+data = st.binary(max_size=200) | st.sampled_from([b"", b"\r\n", b"--bound", b"\r\n--", b"\r\n--boun", b"\r\n\r\n--x"])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.tuples(names, st.none() | names, data), min_size=1, max_size=5), st.integers(0, 10_000))
+def test_forms_are_read_as_they_were_written(fields, cut):
+    files = [(name, (filename, content)) for name, filename, content in fields]
+    request = httpx.Request("POST", "http://x", files=files, headers={"Content-Type": KIND})
+    body = request.read()
+    assert [tuple(part) for part in parse_form(KIND, [body[:cut], body[cut:]])] == fields
+    with pytest.raises(MalformedForm):
+        parse_form(KIND, [body[: min(cut, len(body) - 4)]])  # without the last "--"
+    assert len(parse_form('multipart/form-data; boundary="bound"', [body])) == len(fields)  # as .NET writes it
+    assert len(parse_form(KIND, [b"\r\n" + body + b"what follows is ignored"])) == len(fields)
+    assert len(parse_form(KIND, [b"This is a multi-part message --bound.\r\n\r\n" + body])) == len(fields)
+
+
+@given(st.binary(max_size=300))
+def test_other_bytes_are_refused(noise):
+    head = b'Content-Disposition: form-data; name="a"\r\n\r\n'
+    for body in (noise, b"--bound" + noise, b"--bound\r\n" + noise, b"--bound\r\n" + head + noise):
+        if b"--bound--" not in body:
+            with pytest.raises(MalformedForm):
+                parse_form(KIND, [body])
+
+
+def test_parts_and_headers_are_limited():
+    part = b'--bound\r\nContent-Disposition: form-data; name="a"%s\r\n\r\nx\r\n'
+    assert len(parse_form(KIND, [part % b"" * MAX_PARTS + b"--bound--"])) == MAX_PARTS
+    for body in (part % b"" * (MAX_PARTS + 1) + b"--bound--", part % (b"\r\nX: y" * 3000) + b"--bound--"):
+        with pytest.raises(MalformedForm):
+            parse_form(KIND, [body])
+    with pytest.raises(MalformedForm):
+        parse_form("multipart/form-data", [part % b"" + b"--bound--"])
+
+
+@pytest.mark.parametrize(
+    ("disposition", "filename"),
+    [
+        (b"filename*=utf-8''%D1%84%D0%B0.jpg", "фа.jpg"),
+        (b"filename*=UTF-8'ru'%D1%84%D0%B0.jpg; filename=x.jpg", "фа.jpg"),
+        (b"filename=\"x.jpg\"; FileName* = utf-8''a%20b%3B%22.jpg", 'a b;".jpg'),
+        (b"filename*=iso-8859-1''%e9t%E9.jpg", "été.jpg"),
+        (b"filename=\"=?utf-8?B?0YTQsC5qcGc=?=\"; filename*=utf-8''%D1%84%D0%B0.jpg", "фа.jpg"),
+        (b'filename="=?utf-8?B?0YTQsC5qcGc=?="', "фа.jpg"),
+        (b'filename="=?utf-8?Q?=C3=A9_1.jpg?="', "é 1.jpg"),
+        (b'filename="\xe9t\xe9.jpg"', "été.jpg"),
+        (b'filename="=?x.jpg"', "=?x.jpg"),
+        (b'filename="=?none?B?eA==?="', "=?none?B?eA==?="),
+        (b"filename=\"a; filename*=utf-8''b.jpg\"", "a; filename*=utf-8''b.jpg"),
+        (b"filename=\"x.jpg\"; filename*=none''y.jpg", "x.jpg"),
+        (b"filename=\"x.jpg\"; filename*=utf-8''%ff.jpg", "x.jpg"),
+        (b"filename=\"\"; filename*=utf-8''", ""),
+    ],
+)
+def test_names_of_files_as_clients_write_them(disposition, filename):
+    body = b'--bound\r\nContent-Disposition: form-data; name="f"; ' + disposition + b"\r\n\r\nx\r\n--bound--\r\n"
+    assert [tuple(part) for part in parse_form(KIND, [body])] == [("f", filename, b"x")]
+
+
+@pytest.mark.parametrize(
+    "disposition", [b"filename*=none''x", b"filename*=x.jpg", b"filename*0*=utf-8''x; filename*1*=y", b'filename*0="x"']
+)
+def test_a_name_of_a_file_that_cannot_be_decoded_is_refused(disposition):
+    """It is not the name of a text field."""
+    body = b"--bound\r\nContent-Disposition: form-data; name=f; " + disposition + b"\r\n\r\nx\r\n--bound--\r\n"
+    with pytest.raises(MalformedForm):
+        parse_form(KIND, [body])
+    part = body.replace(b"name=f;", b'name=f; filename="plain.jpg";')
+    assert parse_form(KIND, [part])[0].filename == "plain.jpg"

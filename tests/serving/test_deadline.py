@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from model_shelf import KB, Shelf
 from rest_requests import ended, in_flight, is_problem
+from rest_rows import Row
 from starlette.responses import Response
 from waiting import until
 
@@ -66,11 +67,12 @@ def stuck(hurried, monkeypatch):
     return work_of
 
 
+LATE = (504, "deadline_exceeded")
 ROUTES = {
-    "search": ("POST", "/api/v1/collections/c/search", {"vector": [1.0, 2.0]}),
-    "batch": ("POST", "/api/v1/collections/c/search/batch", {"queries": [{"vector": [1.0, 2.0]}] * 2}),
-    "count": ("GET", "/api/v1/collections/c/count", None),
-    "item": ("GET", "/api/v1/collections/c/items/i001", None),
+    "search": Row("POST c/c/search", {"vector": [1.0, 2.0]}, *LATE),
+    "batch": Row("POST c/c/search/batch", {"queries": [{"vector": [1.0, 2.0]}] * 4}, *LATE),
+    "count": Row("GET c/c/count", None, *LATE),
+    "item": Row("GET c/c/items/i001", None, *LATE),
 }
 
 
@@ -78,15 +80,14 @@ def until_hurried(monkeypatch, ask: Callable[[], httpx.Response], begun: Callabl
     """Ask with one deadline after the other, until the work begins before it; each answer is 504."""
     for seconds in DEADLINES_S:
         monkeypatch.setattr("serving.limits.Budget", lambda _, seconds=seconds: Budget(seconds))
-        is_problem(ask(), 504, "deadline_exceeded")
+        is_problem(ask(), *LATE)
         if begun():
             return
 
 
 @pytest.mark.parametrize("name", ROUTES)
 def test_work_stops_at_the_deadline(hurried, hurried_client, stuck, monkeypatch, name):
-    method, path, body = ROUTES[name]
-    until_hurried(monkeypatch, lambda: hurried_client.request(method, path, json=body), lambda: stuck.begun)
+    until_hurried(monkeypatch, lambda: ROUTES[name].send(hurried_client), lambda: stuck.begun)
     until(lambda: gauge(hurried, "nnclr_searches_in_work") == 0 and len(stuck.ended) == stuck.begun > 0)
     assert set(stuck.ended) == {"DeadlineExceeded"}
 
@@ -97,7 +98,7 @@ def test_the_client_does_not_wait_for_work_that_cannot_stop(hurried, hurried_cli
         type(hurried.bench.collection("c")), "count", lambda self, where: begun.append(1) or release.wait(120)
     )
     try:
-        until_hurried(monkeypatch, lambda: hurried_client.get(ROUTES["count"][1]), lambda: begun)
+        until_hurried(monkeypatch, lambda: ROUTES["count"].send(hurried_client), lambda: begun)
         assert not release.is_set()
         until(lambda: gauge(hurried, "nnclr_searches_in_work") == len(begun) > 0)  # its memory is still in use
     finally:
@@ -106,8 +107,8 @@ def test_the_client_does_not_wait_for_work_that_cannot_stop(hurried, hurried_cli
 
 
 def test_a_search_stops_when_its_client_disconnects(hurried, hurried_client, stuck):
-    method, path, body = ROUTES["search"]
-    with in_flight(hurried_client.build_request(method, path, json=body)):
+    search = hurried_client.build_request("POST", "/api/v1/collections/c/search", json=ROUTES["search"].body)
+    with in_flight(search):
         until(lambda: gauge(hurried, "nnclr_searches_in_work") == 1)
         assert stuck.ended == []
     until(lambda: gauge(hurried, "nnclr_searches_in_work") == 0)
@@ -132,8 +133,8 @@ def test_the_time_of_an_upload_does_not_count(hurried, monkeypatch):
 
     monkeypatch.setattr("serving.limits.Budget", Uploading)
     headers = {"Content-Type": "application/json"}
-    answer = httpx.post(f"{hurried.url}{ROUTES['search'][1]}", content=slowly(), headers=headers, timeout=60)
-    assert answer.status_code == 200
+    url = f"{hurried.url}/api/v1/collections/c/search"
+    assert httpx.post(url, content=slowly(), headers=headers, timeout=60).status_code == 200
 
 
 @pytest.mark.parametrize(("work_s", "status"), [(0, 200), (20, 504)])
@@ -175,7 +176,7 @@ def test_the_first_attention_map_has_the_deadline_of_every_request(hurried, hurr
     Encoder.attention_extractor.__set_name__(Encoder, "attention_extractor")
     try:
         until_hurried(monkeypatch, ask, lambda: begun)
-        is_problem(ask(), 504, "deadline_exceeded")
+        is_problem(ask(), *LATE)
         assert len(begun) == 1
     finally:
         release.set()
@@ -187,14 +188,11 @@ def test_the_first_attention_map_has_the_deadline_of_every_request(hurried, hurr
 def test_searches_above_the_capacity_are_refused_with_429(hurried, hurried_client, stuck, monkeypatch):
     budgets: list[Budget] = []
     monkeypatch.setattr("serving.limits.Budget", lambda seconds: budgets.append(Budget(seconds)) or budgets[-1])
-    method, path, body = ROUTES["batch"]
-    many = {"queries": body["queries"] * 2}
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(hurried_client.request, method, path, json=many) for _ in range(2)]
+        waiting = [pool.submit(ROUTES["batch"].send, hurried_client) for _ in range(2)]
         until(lambda: gauge(hurried, "nnclr_searches_in_work") == 8)
         for name in ("search", "count"):
-            method, path, body = ROUTES[name]
-            refused = hurried_client.request(method, path, json=body)
+            refused = ROUTES[name].send(hurried_client)
             is_problem(refused, 429, "overloaded")
             assert int(refused.headers["Retry-After"]) > 0
         for budget in budgets:

@@ -1,10 +1,9 @@
-"""The engine: vectors, batches, permits, tasks, requests that end early, and threads that fail."""
+"""The engine and its models: batches, permits, tasks, requests that end early, and threads that fail."""
 
 import asyncio
 import gc
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,26 +14,30 @@ import pytest
 from fake_encoder import FakeEncoder, busy, first_column, numbers, queued, sample
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_shelf import KB, Shelf
 from waiting import PATIENCE_S, until
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.errors import (
     DeadlineExceeded,
+    FingerprintMismatch,
     ImageError,
     InvalidRequest,
     NotReady,
     Overloaded,
     RequestTooLarge,
     ServiceError,
+    UnknownModel,
 )
+from nnclr_hub.store import open_store
+from nnclr_hub.store.base import CollectionSpec
+from nnclr_hub.workbench import Workbench
 from serving.engine import Engine
+from serving.models import Engines
 from serving.settings import Settings
 from serving.stages import ImageTask, WorkItem
 from serving.telemetry import Metrics, Timings, current
-
-# ---- the engine: vectors, batches, permits, timings, and tasks other than embedding
-
 
 WORDS = ImageTask(bytes.decode, str.upper)
 
@@ -47,17 +50,11 @@ def real(model):
     made.close()
 
 
-# ---- vectors
-
-
 def test_vectors_do_not_depend_on_the_batch(real, model, image_files):
     want = load_encoder(model, device="cpu").embed(image_files)
     np.testing.assert_allclose(real.run(image_files), want, atol=1e-5)
     np.testing.assert_allclose([real.run([one])[0] for one in image_files[:8]], want[:8], atol=1e-5)
     assert real.run([]) == []
-
-
-# ---- batches
 
 
 def batches_while_busy(engine: Engine, encoder: FakeEncoder, images: list[int]) -> list[int]:
@@ -122,9 +119,6 @@ def test_a_vector_that_is_not_finite_is_an_error(make_engine):
         make_engine(encoder).run(numbers(1))
 
 
-# ---- admission
-
-
 def test_a_request_gets_all_of_its_permits_or_none(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.before = lambda: release.wait(120)
@@ -166,9 +160,6 @@ def test_background_work_leaves_half_of_the_permits_to_requests(make_engine):
         assert (len(job.result()), len(request.result())) == (3, 4)
 
 
-# ---- timings and metrics
-
-
 def test_a_request_reports_the_time_of_each_stage(make_engine):
     encoder = FakeEncoder(decoding={"slow": lambda: time.sleep(0.05)})
     encoder.before = lambda: time.sleep(0.1)
@@ -185,9 +176,6 @@ def test_a_request_reports_the_time_of_each_stage(make_engine):
     assert seconds["decode"] >= 0.05
     assert seconds["forward"] >= 0.1
     assert seconds["embed"] >= 0.15
-
-
-# ---- tasks
 
 
 def test_one_thread_runs_the_network_for_vectors_and_tasks(make_engine):
@@ -267,19 +255,6 @@ def test_at_most_one_task_runs_between_two_batches(make_engine, arrivals, order)
 # ---- requests that end early: past their deadline, cancelled, or overtaken by the engine's shutdown
 
 
-def cancel_when(engine, images: list[bytes], started: threading.Event) -> None:
-    """Send a request from the event loop and cancel it once it has started."""
-
-    async def cancel() -> None:
-        task = asyncio.create_task(engine.run_async(images))
-        assert await asyncio.to_thread(started.wait, 120)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(cancel())
-
-
 def test_an_expired_request_is_dropped(make_engine):
     encoder, release = FakeEncoder(), threading.Event()
     encoder.before = lambda: release.wait(120)
@@ -317,26 +292,21 @@ def test_requests_are_freed_without_garbage_collection(make_engine):
         gc.enable()
 
 
-def test_cancelled_images_are_not_computed(make_engine):
-    encoder, release, begun = FakeEncoder(), threading.Event(), threading.Event()
-    encoder.decoding["slow"] = lambda: (begun.set(), release.wait(120))
-    engine = make_engine(encoder, decode_threads=1)
-    cancel_when(engine, [b"slow", *numbers(*range(1, 30))], begun)
-    assert engine.in_work == 30  # permits come back together: one image is still being decoded
-    release.set()
-    until(lambda: engine.in_work == 0)
-    assert first_column(engine.run(numbers(1, 2))) == [1, 2]
-    assert sum(encoder.batches) == 2
-    assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 30
-
-
 def test_an_image_cancelled_while_it_is_decoded_does_not_wait_for_the_device(make_engine):
     """It is in neither queue then. Its permits come back although the device is busy."""
     decoding, decoded, release = threading.Event(), threading.Event(), threading.Event()
     encoder = FakeEncoder(decoding={"slow": lambda: (decoding.set(), decoded.wait(120))})
     engine = make_engine(encoder)
+
+    async def cancel() -> None:
+        task = asyncio.create_task(engine.run_async([b"slow"]))
+        assert await asyncio.to_thread(decoding.wait, 120)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
     with busy(engine, encoder, release):
-        cancel_when(engine, [b"slow"], decoding)
+        asyncio.run(cancel())
         assert engine.in_work == 2
         decoded.set()
         until(lambda: engine.in_work == 1)
@@ -490,7 +460,7 @@ def test_readyz_reports_a_fault_until_it_is_over(server, client, image_files, mo
         refused = client.post("/api/v1/embed", files=files)
         assert (refused.status_code, refused.json()["code"]) == (503, "not_ready")
         report = client.get("/readyz")
-        assert report.status_code == 503
+        assert {report.status_code, client.get("/health").status_code} == {503}
         assert (report.json()["status"], report.json()["detail"]) == ("ill", DIED)
     recovered.set()
     until(lambda: client.get("/readyz").status_code == 200)
@@ -528,10 +498,6 @@ def crash():
     raise ValueError
 
 
-def leave():
-    raise SystemExit
-
-
 def sometimes_slow():
     time.sleep(0.01)
 
@@ -541,8 +507,13 @@ def sometimes_slow():
 def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     release = threading.Event()
     encoder = FakeEncoder(
-        decoding={"crash": crash, "exit": leave, "sleepy": sometimes_slow},
-        forwarding={"poison": crash, "deadly": leave, "endless": lambda: release.wait(5), "sleepy": sometimes_slow},
+        decoding={"crash": crash, "exit": exit_thread, "sleepy": sometimes_slow},
+        forwarding={
+            "poison": crash,
+            "deadly": exit_thread,
+            "endless": lambda: release.wait(5),
+            "sleepy": sometimes_slow,
+        },
     )
     options = Settings(
         capacity=CAPACITY,
@@ -562,16 +533,13 @@ def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     admitted = sum(
         len(call.words)
         for call, outcome in zip(plan, outcomes, strict=True)
-        if not isinstance(outcome, Overloaded | RequestTooLarge | Refused)
+        if not isinstance(outcome, Overloaded | RequestTooLarge) and not refused_by_fault(outcome)
     )
-    assert sum(counts(engine).values()) == admitted
+    left = [one for metric in engine.metrics.images.collect() for one in metric.samples if one.name.endswith("_total")]
+    assert sum(one.value for one in left) == admitted
     results = until_answered(engine, [b"5", b"bad", b"6"])
     assert (results[0][0], type(results[1]), results[2][0]) == (5, ImageError, 6)
     engine.close(1)
-
-
-class Refused(Exception):
-    """The engine had a fault when the request came."""
 
 
 async def run_all(engine: Engine, plan: list[Call]) -> list[object]:
@@ -592,10 +560,12 @@ async def outcome_of(engine: Engine, call: Call) -> object:
     assert done, "a request was never answered"
     if task.cancelled():
         return asyncio.CancelledError()
-    error = task.exception()
-    if isinstance(error, NotReady) and "fault" in str(error):
-        return Refused()
-    return error or task.result()
+    return task.exception() or task.result()
+
+
+def refused_by_fault(outcome: object) -> bool:
+    """Return whether the engine had a fault when the request came."""
+    return isinstance(outcome, NotReady) and "fault" in str(outcome)
 
 
 def check(call: Call, outcome: object) -> None:
@@ -614,20 +584,9 @@ def check(call: Call, outcome: object) -> None:
     elif isinstance(outcome, RequestTooLarge):
         assert len(call.words) > CAPACITY
     else:
-        assert isinstance(outcome, ServiceError | Refused), outcome
+        assert isinstance(outcome, ServiceError), outcome
         if isinstance(outcome, DeadlineExceeded):
             assert call.deadline_s is not None
-
-
-def counts(engine: Engine) -> Counter:
-    return Counter(
-        {
-            sample.labels["outcome"]: sample.value
-            for metric in engine.metrics.images.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_total")
-        }
-    )
 
 
 def until_answered(engine: Engine, images: list[bytes]) -> list:
@@ -644,3 +603,87 @@ def until_recovered(engine: Engine) -> None:
     while engine.fault or engine.in_work:
         assert time.monotonic() < end, (engine.fault, engine.in_work)
         time.sleep(0.005)
+
+
+# ---- models: each is loaded once, failures can be retried, and collections find their model
+
+
+def test_concurrent_callers_load_a_model_once(make_engines):
+    shelf = Shelf(a=KB)
+    engines = make_engines(shelf)
+    shelf.wait.clear()
+    with ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(lambda: engines.get().embed_each([b"7"])) for _ in range(8)]
+        until(lambda: shelf.loads == ["a"])
+        shelf.wait.set()
+        assert [one.result()[0][0] for one in answers] == [7] * 8
+    assert shelf.loads == ["a"]
+    assert sample(engines, "nnclr_models_loaded") == 1
+
+
+def test_loading_one_model_does_not_block_another(make_engines):
+    shelf = Shelf(a=KB, b=KB)
+    engines = make_engines(shelf)
+    engines.get("a")
+    shelf.wait.clear()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(engines.get, "b")
+        until(lambda: shelf.loads == ["a", "b"])
+        assert engines.get("a").embed_each([b"1"])[0][0] == 1
+        assert asyncio.run(first_number(engines, "a")) == 1
+        assert not loading.done()
+        shelf.wait.set()
+        assert loading.result().name == "b"
+
+
+async def first_number(engines: Engines, source: str) -> float:
+    model = await engines.get_async(source)
+    return (await model.embed_each_async([b"1"]))[0][0]
+
+
+def test_a_failed_load_raises_in_all_callers_and_can_be_retried(make_engines):
+    shelf = Shelf()
+    engines = make_engines(shelf)
+    shelf.wait.clear()
+    with ThreadPoolExecutor(3) as pool:
+        answers = [pool.submit(engines.get, "b") for _ in range(3)]
+        until(lambda: shelf.loads == ["b"])
+        shelf.wait.set()
+        for one in answers:
+            with pytest.raises(UnknownModel):
+                one.result()
+    assert "b" not in engines.served()
+    shelf.loads.clear()  # more than one if a caller came after the first failure
+    shelf.weights["b"] = KB
+    assert asyncio.run(first_number(engines, "b")) == 1
+    assert shelf.loads == ["b"]
+    assert "b" in engines.served()
+
+
+def test_after_closing_no_model_works_or_loads(make_engines):
+    shelf = Shelf(a=KB, b=KB)
+    engines = make_engines(shelf)
+    model = engines.get("a")
+    engines.close()
+    with pytest.raises(NotReady):
+        model.embed_each([b"1"])
+    with pytest.raises(NotReady):
+        engines.get("b")
+
+
+def test_a_collection_finds_its_model_by_fingerprint_and_not_by_name(make_engines, tmp_path):
+    shelf = Shelf(a=KB, another=KB, b=KB)
+    engines = make_engines(shelf)
+    engines.get("a")
+    with open_store(str(tmp_path / "store")) as store:
+        bench = Workbench(engines, store)
+        same = store.create("same", CollectionSpec(2, fingerprint="a", model="/gone/elsewhere"))
+        assert bench.embedder_of(same).name == "a"
+        assert shelf.loads == ["a"]
+        other = store.create("other", CollectionSpec(2, fingerprint="b", model="b"))
+        assert bench.embedder_of(other).name == "b"
+        lost = store.create("lost", CollectionSpec(2, fingerprint="x", model="/gone/too"))
+        with pytest.raises(FingerprintMismatch, match=r"/gone/too.*reembed lost"):
+            bench.embedder_of(lost)
+        with pytest.raises(FingerprintMismatch):
+            bench.embedder_of(same, "b")

@@ -1,6 +1,5 @@
 """Files are imported by REST, by both clients and by the command line, whole, in parts, and after lost connections."""
 
-import asyncio
 import hashlib
 import json
 import socket
@@ -12,7 +11,7 @@ import pytest
 from rest_requests import finished, held_up, is_problem
 from waiting import until
 
-from nnclr_hub import AsyncClient, Client
+from nnclr_hub import Client
 from nnclr_hub.client import uploads
 from nnclr_hub.errors import CollectionNotFound, Overloaded
 from nnclr_hub.workbench.file_import import ImportRequest
@@ -142,15 +141,6 @@ def test_clients_upload_in_parts_and_continue_after_they_were_killed(server, cli
         assert stored(client, points) == ALL
         with pytest.raises(CollectionNotFound):
             opened.start("import", ImportRequest("none", str(path)))
-
-    async def again():
-        async with AsyncClient(server.url) as opened:
-            job = await opened.start("import", request)  # a new import, since the first one is done
-            return await opened.jobs.wait(job.id)
-
-    done = asyncio.run(again())
-    assert done.id != job.id
-    assert done.result["unchanged"] == len(LINES)
 
 
 def test_an_interrupted_upload_is_deleted_on_request(server, client, points, tmp_path):

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from rest_requests import as_text, is_problem, upload
 
-# ---- items over REST: add, list, get and delete
-
 
 def test_a_cursor_is_valid_for_its_own_listing_only(client, collection):
     client.put(f"{collection}/items", json=[{"id": f"i{i}", "vector": [1.0] * 31 + [i]} for i in range(5)])
@@ -64,8 +62,8 @@ def test_notes_may_be_as_large_as_a_body(client, collection, image_files):
     notes = [{"id": f"p{i}", "metadata": {"text": chr(97 + i % 26) * 60_000}} for i in range(35)]
     response = client.post(f"{collection}/items", files=upload(image_files[:35]), data={"items": json.dumps(notes)})
     assert response.status_code == 200, response.text
-    for note in (notes[0], notes[-1]):
-        assert client.get(f"{collection}/items/{note['id']}").json()["metadata"]["text"] == note["metadata"]["text"]
+    texts = {one["id"]: one["metadata"]["text"] for one in client.get(f"{collection}/items").json()["items"]}
+    assert texts == {note["id"]: note["metadata"]["text"] for note in notes}
 
 
 def test_the_original_is_the_source_or_the_thumbnail(client, server, collection, image_files, tmp_path_factory):
@@ -136,82 +134,52 @@ def test_a_write_by_a_filter_is_limited(client, collection, filled, monkeypatch)
     assert listed(client, collection) == filled
 
 
-# ---- labels of a table over REST
+# ---- labels of a table over REST; tests/workbench has every spelling of a table
 
 
-HEADERS = {"Content-Type": "text/csv"}
 NAMES = ["a/Küche.png", "a/2.png", "b/2.png", "b/3.png"]
 
 
 @pytest.fixture
 def labeled(client, collection):
-    """Four items; the third has a label, a number, under a nested key, and the fourth under a key with a dot."""
+    """Make four items with paths; the third has a value in an object, and the fourth under a key with a dot."""
     extra = [{}, {"cam": {"lens": 1}}, {"cam": {"model": 3}}, {"cam.model": 7}]
     rows = [{"path": name, "root": f"/data/{name[0]}x", **more} for name, more in zip(NAMES, extra, strict=True)]
-    client.put(
-        f"{collection}/items",
-        json=[{"id": f"i{n}", "vector": [1.0] * 31 + [n], "metadata": row} for n, row in enumerate(rows)],
-    )
-    return dict(zip(("i0", "i1", "i2", "i3"), rows, strict=True))
+    items = [{"id": f"i{n}", "vector": [1.0] * 31 + [n], "metadata": row} for n, row in enumerate(rows)]
+    client.put(f"{collection}/items", json=items)
 
 
 def send(client, collection, text, encoding="utf-8", **query):
-    return client.post(f"{collection}/labels", content=text.encode(encoding), params=query, headers=HEADERS)
+    headers = {"Content-Type": "text/csv"}
+    return client.post(f"{collection}/labels", content=text.encode(encoding), params=query, headers=headers)
 
 
-@pytest.mark.parametrize(
-    ("text", "encoding", "query", "labels"),
-    [
-        ("id,label\ni0,cat\ni3,\ni9,dog\n", "utf-8-sig", {}, {"i0": "cat"}),
-        (
-            "Datei\tArt\na/Ku\u0308che.png\tcat; dog\nb/3.png\t\nx\t\n",
-            "utf-16",
-            {"path_column": "Datei", "label_column": "Art"},
-            {"i0": "cat; dog"},
-        ),
-        ("path,labels\nax/a/Küche.png,cat; dog\n/data/bx\\b\\3.png,\nx.png,\n", "utf-8", {}, {"i0": ["cat", "dog"]}),
-    ],
-)
-def test_a_table_labels_items(client, collection, labeled, text, encoding, query, labels):
+def test_a_table_labels_items(client, collection, labeled):
     before = listed(client, collection)
-    found = send(client, collection, text, encoding, dry_run=True, **query).json()
-    counts = {"matched": 2, "unmatched_rows": 1, "unmatched_items": 2}
-    values = {id: {"label": label} for id, label in labels.items()}
-    first = {"first_unmatched": found["first_unmatched"], "other_columns": []}
-    assert found == counts | {"values": values, "updated": 0} | first
-    assert len(found["first_unmatched"]) == 1
+    text = "Datei\tArt\tsplit\na/Ku\u0308che.png\tcat\ttrain\nb/3.png\t\ttest\nx\t\t\n"
+    query = {"encoding": "utf-16", "path_column": "Datei", "label_column": "Art"}
+    counts = {"matched": 2, "unmatched_rows": 1, "unmatched_items": 2, "first_unmatched": ["x"]}
+    expected = counts | {"values": {"i0": {"label": "cat"}}, "other_columns": ["split"]}
+    assert send(client, collection, text, dry_run=True, **query).json() == expected | {"updated": 0}
     assert listed(client, collection) == before
-    assert send(client, collection, text, encoding, **query).json() == found | {"updated": len(labels)}
-    after = listed(client, collection)
-    assert {id: one["label"] for id, one in after.items() if "label" in one} == labels
-    assert {id: {key: one[key] for key in one if key != "label"} for id, one in after.items()} == before
+    assert send(client, collection, text, **query).json() == expected | {"updated": 1}
+    assert listed(client, collection) == before | {"i0": {**before["i0"], "label": "cat"}}
+    columns = json.dumps(["split", "k=Art"])
+    found = send(client, collection, text, columns=columns, encoding="utf-16", path_column="Datei").json()
+    assert found["values"] == {"i0": {"split": "train", "k": "cat"}, "i3": {"split": "test"}}
 
 
-def test_other_columns_are_named_and_read_when_they_are_chosen(client, collection, labeled):
-    text = "id,label,split,cam.model\ni0,cat,train,X\ni3,dog,test,\n"
-    found = send(client, collection, text).json()
-    assert found["other_columns"] == ["split", "cam.model"]
-    found = send(client, collection, text, columns=json.dumps(["split", "k=cam.model"])).json()
-    assert found["values"] == {"i0": {"split": "train", "k": "X"}, "i3": {"split": "test"}}
-    assert found["other_columns"] == ["label"]
+def test_an_edit_by_path_goes_where_a_label_of_a_table_goes(client, collection, labeled):
+    """To an object, or to a key with a dot that exists already."""
+    assert send(client, collection, "id,label\ni1,4.5\ni3,07\n", key="cam.model").json()["updated"] == 2
+    edit = {"each": {"i1": {"cam.model": 1}, "i3": {"cam.model": 1}}, "by_path": True}
+    path = f"{collection}/items"
+    answer = client.patch(path, json=edit | {"expected": {"i1": {"cam.model": 4.5}, "i3": {"cam.model": 8}}})
+    is_problem(answer, 409, "metadata_conflict")
+    seen = {"i1": {"cam.model": 4.5}, "i3": {"cam.model": 7}}
+    assert client.patch(path, json=edit | {"expected": seen}).json() == {"updated": 2}
     after = listed(client, collection)
-    assert [after[id].get("split") for id in ("i0", "i3")] == ["train", "test"]
-
-
-def test_a_label_keeps_its_type_and_goes_where_filters_read_it(client, collection, labeled):
-    text = "id,label\ni0,3\ni1,4.5\ni2,x\ni3,07\n"
-    assert send(client, collection, text, key="cam.model").json()["updated"] == 4
-    after = listed(client, collection)
-    assert [after[id].get("cam") for id in after] == [{"model": 3}, {"lens": 1, "model": 4.5}, {"model": "x"}, None]
-    assert after["i3"]["cam.model"] == 7
-    each = {"i2": {"cam.model": 1}, "i3": {"cam.model": 1}}
-    seen = {"i2": {"cam.model": "x"}, "i3": {"cam.model": 8}}
-    body = {"each": each, "expected": seen, "by_path": True}
-    is_problem(client.patch(f"{collection}/items", json=body), 409, "metadata_conflict")
-    body["expected"]["i3"] = {"cam.model": 7}
-    assert client.patch(f"{collection}/items", json=body).json() == {"updated": 2}
-    after = listed(client, collection)
-    assert (after["i2"]["cam"], after["i3"]["cam.model"], "cam" in after["i3"]) == ({"model": 1}, 1, False)
+    assert (after["i1"]["cam"], after["i3"]["cam.model"], "cam" in after["i3"]) == ({"lens": 1, "model": 1}, 1, False)
 
 
 @pytest.mark.parametrize(
@@ -229,3 +197,38 @@ def test_a_wrong_table_changes_nothing(client, collection, labeled, text, query)
     before = listed(client, collection)
     is_problem(send(client, collection, text, **query), 422, "invalid_request")
     assert listed(client, collection) == before
+
+
+# ---- labels of the keys 1 to 9, which everybody who labels a collection shares
+
+
+def test_everybody_sees_the_same_labels_of_the_keys(client, collection):
+    place = f"{collection}/label-keys"
+    assert client.get(place).json() == {"field": "label", "labels": []}
+    kinds = {"field": "kind", "labels": ["cat", None, 3, True, 0.5]}
+    assert client.put(place, json={"labels": ["cat"]}).json() == {"field": "label", "labels": ["cat"]}
+    assert client.put(place, json=kinds).json() == kinds
+    found = client.get(place).json()
+    assert (found, list(map(type, found["labels"]))) == (kinds, [str, type(None), int, bool, float])
+    assert client.get(place, params={"field": "label"}).json()["labels"] == ["cat"]
+    late = client.put(place, json=kinds | {"labels": ["dog"], "expected": ["cat", None, 3, 1, 0.5]})  # true is not 1
+    assert (late.status_code, late.json()["code"]) == (409, "metadata_conflict")
+    assert client.get(place).json() == kinds
+    assert client.put(place, json=kinds | {"labels": ["dog"], "expected": kinds["labels"]}).status_code == 200
+    assert client.patch(collection, json={"name": "renamed"}).status_code == 200
+    assert client.get("/api/v1/collections/renamed/label-keys").json() == {"field": "kind", "labels": ["dog"]}
+    whole = {"field": "kind", "labels": [1.0, 2.5]}
+    client.put("/api/v1/collections/renamed/label-keys", json=whole)
+    later = client.put("/api/v1/collections/renamed/label-keys", json=whole | {"expected": [1, 2.5]})  # as JavaScript
+    assert later.status_code == 200
+    client.patch("/api/v1/collections/renamed", json={"name": "photos"})
+
+
+def test_a_server_without_records_has_no_labels_of_keys_and_refuses_them(client, collection, server, monkeypatch):
+    """A replica keeps no records, and neither does a server with --read-only. Pages keep the keys then."""
+    monkeypatch.setattr(server.bench.store.records, "read_only", True)
+    place = f"{collection}/label-keys"
+    assert client.get(place).json() == {"field": "label", "labels": []}
+    refused = client.put(place, json={"labels": ["cat"]})
+    assert (refused.status_code, refused.json()["code"]) == (403, "read_only")
+    assert client.get(place).json()["labels"] == []

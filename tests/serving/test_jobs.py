@@ -3,7 +3,6 @@
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -321,77 +320,59 @@ def test_a_job_whose_start_cannot_be_written_fails(world, monkeypatch):
     until(world.jobs, world.submit("b").id, "done")
 
 
-KILLS = 2
+KILLS, TOTAL = 2, 60
 SERVER = """
 import sys, time
-sys.path.insert(0, sys.argv[2])
-from nnclr_hub.store import open_store
-from nnclr_hub.store.records import Record
-from nnclr_hub.workbench import Workbench
-from nnclr_hub.workbench.tasks import Task
-from serving.jobs import Jobs
-from serving.telemetry import Metrics
-sys.path.insert(0, sys.argv[2] + "/tests")
-from job_worlds import WorkRequest
-import serving.jobs as module
-module.MAX_ATTEMPTS = 1000
+from pathlib import Path
+import serving.jobs
+from job_worlds import World
 
-def run(bench, request, context):
-    for step in range(5):
-        context.progress(step, 5)
-        time.sleep(0.002)
-    def commit(records):
-        there = records.get("made", request.name)
-        records.put(Record("made", request.name, {"times": (there.content["times"] if there else 0) + 1}))
-    context.at_end(commit)
-    return {"made": request.name}
-
-with open_store(sys.argv[1]) as store:
-    tasks = {name: Task(name, WorkRequest, "/x", False, run) for name in "ab"}
-    jobs = Jobs(Workbench(None, store), Metrics(), waiting=10000, keep=10000, tasks=tasks)
-    jobs.start()
-    number = int(sys.argv[3])
-    while number < int(sys.argv[4]):
-        print("begin", number, flush=True)
-        jobs.submit("ab"[number % 2], {"name": str(number)})
-        print("done", number, flush=True)
-        number += 1
-        time.sleep(0.003)
-    while any(job.state in ("queued", "running") for job in jobs.list(100000)[0]):
-        time.sleep(0.01)
-    print("idle", flush=True)
-    sys.stdin.read()
+serving.jobs.MAX_ATTEMPTS = 1000
+world = World(Path(sys.argv[1]), waiting=10000, keep=10000)
+for number in range(int(sys.argv[2]), int(sys.argv[3])):
+    print("begin", number, flush=True)
+    world.submit(str(number), ("work", "other")[number % 2])
+    print("done", number, flush=True)
+    for work in (world.work, world.other):
+        work.let(2)  # of three steps, so that many jobs wait and one is inside of its steps
+    time.sleep(0.003)
+while any(not job.has_ended for job in world.jobs.list(100000)[0]):
+    for work in (world.work, world.other):
+        work.let(1)
+    time.sleep(0.003)
+print("idle", flush=True)
+sys.stdin.read()
 """
 
 
 def test_kills_neither_lose_nor_repeat_a_job(tmp_path):
     """After kill -9 at any time, each acknowledged job is done exactly once in the end."""
-    root, total = str(Path(__file__).parents[2]), 60
-    acknowledged: set[int] = set()
-    begun: set[int] = set()
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), str(root / "tests")])}
+    heard: dict[str, set[int]] = {"begin": set(), "done": set()}
     for kills in range(KILLS + 1):
-        first = max(begun, default=-1) + 1
-        command = [sys.executable, "-c", SERVER, str(tmp_path / "store"), root, str(first), str(total)]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        first = max(heard["begin"], default=-1) + 1
+        command = [sys.executable, "-c", SERVER, str(tmp_path / "store"), str(first), str(TOTAL)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        ) as child:
             assert child.stdout is not None
             lines = [child.stdout.readline()]
             if kills < KILLS:
                 time.sleep(0.1 + 0.1 * kills)
-                child.send_signal(signal.SIGKILL)
-                lines += child.stdout
             else:
                 while lines[-1] != "idle\n":
                     assert lines[-1], "the server crashed"
                     lines.append(child.stdout.readline())
-                child.send_signal(signal.SIGKILL)
-        for line in lines:
-            word, _, number = line.rstrip("\n").partition(" ")
-            (acknowledged if word == "done" else begun if word == "begin" else set()).add(int(number or 0))
+            child.kill()
+            lines += child.stdout
+        for word, number in (line.split() for line in lines if line != "idle\n"):
+            heard[word].add(int(number))
     with open_store(str(tmp_path / "store")) as store:
         made = {int(record.name): record.content["times"] for record in store.records.list("made")}
         states = {record.content["state"] for record in store.records.list(JOB)}
     assert states == {"done"}
-    assert acknowledged <= made.keys() <= begun
+    assert heard["done"] <= made.keys() <= heard["begin"]
     assert set(made.values()) == {1}
 
 

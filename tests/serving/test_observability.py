@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from rest_requests import upload
+from rest_requests import TIMING, upload
 from server_process import ServerProcess
 from starlette.testclient import TestClient
 from waiting import until
@@ -40,7 +40,6 @@ from serving.telemetry import Json, Metrics, Text, observed
 
 ROOT = Path(__file__).parents[2]
 TRACE = "0af7651916cd43dd8448eb211c80319c"
-TIMING = re.compile(r"(?:[a-z]+;dur=[\d.]+, )*total;dur=[\d.]+")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -235,26 +234,12 @@ def test_examples_in_deploy_name_metrics_that_exist(client):
 # ---- ids, timings and traces
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status", "options"),
-    [
-        ("GET", "/healthz", 200, {}),
-        ("GET", "/", 307, {}),
-        ("GET", "/nothing", 404, {}),
-        ("GET", "/v1/models/none", 404, {}),
-        ("PATCH", "/api/v1/collections", 405, {}),
-        ("POST", "/api/v1/embed", 415, {}),
-        ("POST", "/api/v1/collections", 403, {"headers": {"Host": "evil.example"}}),
-        ("POST", "/api/v1/collections", 413, {"content": bytes(20_000_001)}),
-    ],
-)
-def test_responses_and_errors_have_an_id_and_timings(client, method, path, status, options):
-    first, second = (client.request(method, path, **options) for _ in range(2))
-    assert first.status_code == status
-    assert uuid.UUID(first.headers["X-Request-ID"]) != uuid.UUID(second.headers["X-Request-ID"])
-    assert TIMING.fullmatch(first.headers["Server-Timing"])
-    if first.headers.get("content-type") == "application/problem+json":
-        assert first.json()["instance"] == f"{path}#{first.headers['X-Request-ID']}"
+@pytest.mark.parametrize("path", ["/healthz", "/", "/nothing", "/v1/models/none"])
+def test_responses_have_an_id_and_timings(client, path):
+    """See `is_problem` for errors."""
+    first, second = (client.get(path).headers for _ in range(2))
+    assert uuid.UUID(first["X-Request-ID"]) != uuid.UUID(second["X-Request-ID"])
+    assert TIMING.fullmatch(first["Server-Timing"])
 
 
 def test_a_valid_id_of_the_client_is_used(client):

@@ -23,10 +23,10 @@ def ask(image: Any = "IMAGE", **query: Any) -> dict[str, Any]:
     return {"image": image, **query}
 
 
-def form(*targets: str | bytes, image: str | bytes = "IMAGE", **query: Any) -> Any:
+def form(*targets: str | bytes, image: str | bytes = "IMAGE", headers: Any = None, **query: Any) -> Any:
     """Return a request for an attention map as a form."""
     files = [("image", ("a", image)), *(("target", ("b", one)) for one in targets)]
-    return sent(files=files, data={"query": json.dumps(query)})
+    return sent(files=files, data={"query": json.dumps(query)}, headers=headers)
 
 
 def half_png() -> bytes:
@@ -86,11 +86,13 @@ TABLE: dict[str, list[Any]] = {
         (ask("YQ=="), 415, "unsupported_image"),
         (sent(content=b'{"k":', headers={"Content-Type": "application/json"}), 400, "malformed"),
         sent(files={"other": ("a.jpg", b"x")}),
+        sent(files={"image": ("a.jpg", "IMAGE")}, data={"query": '{"image": "x"}'}),  # given twice
     ],
     "POST c/none/search": [({"id": "a"}, 404, "collection_not_found")],
     "POST c/photos/search/batch": [
         ({"queries": [{"id": "a"}] * 65}, *TOO_LARGE),
         ({"queries": [{"positive": [{"image": "YQ=="}] * 65}] * 2}, *TOO_LARGE),
+        ({"queries": [{"positive": [{"id": "a"}] * 1000}] * 64}, *TOO_LARGE),
         {"queries": []},
         {"queries": [{"vector": V32, "where": ROOT}]},
     ],
@@ -100,6 +102,7 @@ TABLE: dict[str, list[Any]] = {
         sent(files={"other": ("a.jpg", b"x")}),
         sent(files=JPEG, data={"itmes": "[]"}),
         (sent(files=[("files", ("a.jpg", b"garbage"))] * 64), *UNDECODABLE),
+        sent(files={"files": ("a.jpg", "IMAGE")}, data={"model": b"\xff"}),
         sent(files={"files": ("a.jpg", "IMAGE")}, data={"files": "b.jpg"}),  # `curl -F` without its @
         *((sent(content=b"x", headers={"Content-Encoding": kind}), 415, "unsupported_encoding") for kind in ENCODINGS),
         (sent(files=[("files", ("a.jpg", b"x"))] * 129), *TOO_LARGE),
@@ -135,6 +138,9 @@ TABLE: dict[str, list[Any]] = {
         # a center prior is for whole images
         *(form(center_prior=True, **query) for query in ({"point": [20, 30]}, {"box": [8, 8, 40, 64]})),
         form("IMAGE", center_prior=True),
+        # two maps do not fit into a PNG, nor a PNG into an array
+        form("IMAGE", "IMAGE", headers={"Accept": "image/png"}),
+        form(with_png=True, headers={"Accept": "application/x-npy"}),
         sent(files={"image": ("a.jpg", "IMAGE")}, data={"target": "b.jpg"}),
         (ask(model="other"), 404, "unknown_model"),
         (ask(collection="none"), 404, "collection_not_found"),
@@ -167,6 +173,7 @@ TABLE: dict[str, list[Any]] = {
     "GET c/photos/items?limit=1&limit=2": [None],
     "GET c/photos/items/none": [(None, 404, "item_not_found")],
     "DELETE c/photos/items/none": [(None, 404, "item_not_found")],
+    "GET c/photos/items/a/thumbnail": [(None, 404, "item_not_found")],  # it has a vector only
     "GET c/photos/items/none/original": [(None, 404, "item_not_found")],
     **{
         f"GET c/photos/count?where={one}": [(None, 422, "invalid_filter")]
@@ -204,13 +211,14 @@ TABLE: dict[str, list[Any]] = {
         table("id,label\na,cat\na,dog\n"),
         table("id,label\nnobody,cat\n"),
         (table("id,label\n"), 422, "no_images"),
+        (table("id,label\n" + "".join(f"{i},cat\n" for i in range(100_001))), *TOO_LARGE),
         table("file,label\na,cat\n"),
         table('id,label\na,"cat\n'),
         table("id,label\na,cat\n", label_column="Art"),
         table("id,label\na,cat\n", key="root"),
         *(table("id,label\na,cat\n", columns=columns) for columns in ('["nowhere"]', "split", "[1]")),
     ],
-    "PUT c/plain": [({"dim": 5}, 409, "collection_exists")],
+    "PUT c/plain": [({"dim": 2, **more}, 409, "collection_exists") for more in ({"dim": 5}, {"vectors": "whiten"})],
     "PUT c/l2": [{"dim": 4, "metric": "l2", "vectors": "center"}],
     "PUT c/odd": [{"model": "default?channels=0,1"}],
     **{f"PUT c/{name}": [{"dim": 4}] for name in ("a%CC%88", "a%00", "a%20%20b", "%20a")},
@@ -269,6 +277,7 @@ TABLE: dict[str, list[Any]] = {
     ],
     "POST /api/v1/probes/none/predict": [
         *({}, {"ids": ["a"]}, {"collection": "photos"}, {"vectors": []}, {"vectors": [[1.0]], "images": ["AAAA"]}),
+        {"vectors": [[1.0], [1.0, 2.0]]},
         *({"vectors": [[1.0]], "top": 0}, {"vectors": [[1.0]], "more": 1}),
         ({"vectors": [[1.0]]}, 404, "probe_not_found"),
         ({"images": ["AAAA"] * 129}, *TOO_LARGE),
@@ -282,6 +291,10 @@ TABLE: dict[str, list[Any]] = {
         for name in ("nothing", "..%2fstore", "first%2f..")
     },
     "GET /api/v1/nothing": [(None, 404, "not_found")],
+    "POST /api/v1/collections": [
+        (sent(headers={"Host": "evil.example"}), 403, "host_not_allowed"),
+        (sent(content=bytes(20_000_001)), *TOO_LARGE),
+    ],
     "PATCH /api/v1/collections": [(None, 405, "method_not_allowed")],
     # inside /v1: the parameter at fault is named
     "POST /v1/embeddings": [

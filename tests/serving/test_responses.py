@@ -1,14 +1,8 @@
-"""Responses: media types, HEAD, disconnects, and the reports of runs."""
+"""HEAD requests: the status and headers of GET, without the body; and reports of runs, which are somebody's files."""
 
 import httpx
 from fake_runs import write_run
 from rest_requests import upload
-
-# ---- the media type of a response, and work that ends with its client
-
-
-# ---- hEAD requests: the status and headers of GET, without the body
-
 
 OF_ONE_ANSWER = ("x-request-id", "server-timing", "date")
 
@@ -42,9 +36,6 @@ def test_every_get_route_supports_head(client, server, collection, image_files):
 
 def test_a_route_without_get_has_no_head(client, collection):
     assert client.head(f"{collection}/search").status_code == 405
-
-
-# ---- pretraining runs over REST; a report is somebody's file, and shut in
 
 
 def test_runs_and_their_reports(client, server):

@@ -12,19 +12,6 @@ from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench.inspection.findings import InspectionRequest
 
 
-def test_collections_are_created_once_and_described(client):
-    path = "/api/v1/collections/plain"
-    assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 201
-    assert client.put(path, json={"dim": 4, "metric": "l2"}).status_code == 200
-    white = "/api/v1/collections/white"
-    assert client.put(white, json={"dim": 4, "vectors": "whiten"}).json()["vectors"] == "whiten"
-    is_problem(client.put(white, json={"dim": 4, "vectors": "raw"}), 409, "collection_exists")
-    assert client.delete(white).status_code == 204
-    assert "plain" in [one["name"] for one in client.get("/api/v1/collections").json()["collections"]]
-    assert client.delete(path).status_code == 204
-    is_problem(client.get(path), 404, "collection_not_found")
-
-
 def test_concurrent_equal_requests_create_one_collection(client):
     """One request creates the collection, and the others find it."""
     with ThreadPoolExecutor(16) as pool:
@@ -35,9 +22,6 @@ def test_concurrent_equal_requests_create_one_collection(client):
             ]
             assert sorted(codes) == [200] * 15 + [201]
             client.delete(path)
-
-
-ALIASES = "/api/v1/aliases"
 
 
 def test_a_name_of_any_script_works_over_rest_and_in_the_client(client, server, image_files):
@@ -74,17 +58,17 @@ def test_a_collection_of_another_encoder_is_a_conflict(client, server, image_fil
     server.bench.store.drop("alien")
 
 
-def test_selections_of_channels_are_limited_by_those_in_use(client, monkeypatch):
+def test_selections_of_channels_are_limited_by_those_in_use(client, model, monkeypatch):
     monkeypatch.setattr("serving.routes.router.MAX_READINGS", 2)
     refused = (422, "invalid_request")
 
-    def create(name: str, channels: str) -> tuple[int, str | None]:
-        answer = client.put(f"/api/v1/collections/{name}", json={"model": f"default?channels={channels}"})
+    def create(name: str, channels: str, source: str = "default") -> tuple[int, str | None]:
+        answer = client.put(f"/api/v1/collections/{name}", json={"model": f"{source}?channels={channels}"})
         return answer.status_code, answer.json().get("code")
 
     assert create("wrong", "0,1") == refused  # the model takes three
     assert [create(f"odd{i}", channels) for i, channels in enumerate(("2,1,0", "1,1,1"))] == [(201, None)] * 2
-    assert create("again", "2,1,0") == (201, None)
+    assert create("again", "2,1,0", model.name) == (201, None)
     assert create("third", "0,0,0") == refused
     client.delete("/api/v1/collections/odd1")
     assert create("third", "0,0,0") == (201, None)

@@ -105,7 +105,7 @@ COOKIES = [
 ]
 
 
-@pytest.mark.parametrize(("key", "request_", "headers", "status"), COOKIES)
+@pytest.mark.parametrize(("key", "request_", "headers", "status"), COOKIES, ids=str)
 def test_the_cookie_opens_only_what_the_own_page_sends(visitor, key, request_, headers, status):
     if key is not None:
         log_in(visitor, key)
