@@ -25,22 +25,30 @@ const MOST_STORED = 1_000_000; // characters of each list; a browser stores some
 const MANY = 5000; // changes by others, above which all items are read again
 
 export const edits = new EventTarget();
+const stored = JSON.parse(sessionStorage.getItem(STORED) ?? '[[], [], 0]'); // at last, how many changes are left out
 /** What can be undone, and what can be done again, the newest last. @type {Edit[][]} */
-const [history, undone] = JSON.parse(sessionStorage.getItem(STORED) ?? '[[], []]').map((/** @type {any[]} */ list) =>
-  list.map(one => ({...one, before: new Map(one.before), after: new Map(one.after)})),
-);
+const [history, undone] = stored
+  .slice(0, 2)
+  .map((/** @type {any[]} */ list) =>
+    list.map(one => ({...one, before: new Map(one.before), after: new Map(one.after)})),
+  );
+if (stored[2])
+  say(`After this reload, ${count(stored[2], 'older change')} cannot be undone: the list was too long.`, {seconds: 12});
 document.addEventListener('visibilitychange', () => {
   const asLists = (/** @type {string} */ _, /** @type {any} */ value) => (value instanceof Map ? [...value] : value);
+  let left = 0;
   const lists = [history, undone].map(list => {
     let size = 0;
     const texts = list.toReversed().map(edit => JSON.stringify(edit, asLists));
-    return `[${texts.filter(text => (size += text.length) < MOST_STORED).toReversed()}]`;
+    const fitting = texts.filter(text => (size += text.length) < MOST_STORED).toReversed();
+    left += list === history ? texts.length - fitting.length : 0;
+    return `[${fitting}]`;
   });
-  try {
-    sessionStorage.setItem(STORED, `[${lists}]`);
-  } catch {
-    sessionStorage.removeItem(STORED); // it is full; a reload must not offer older lists
-  }
+  sessionStorage.removeItem(STORED); // a reload must not offer older lists
+  for (const text of [`[${lists},${left}]`, `[[],[],${history.length}]`])
+    try {
+      return sessionStorage.setItem(STORED, text);
+    } catch {} // it is full
 });
 let turn = Promise.resolve();
 let closeMessage = () => {};

@@ -7,7 +7,7 @@ let hides;
 // what a module of the page reads when it is loaded
 globalThis.document = {
   baseURI: 'http://localhost/',
-  getElementById: () => ({}),
+  getElementById: () => ({children: [], append() {}}),
   addEventListener(name, action) {
     if (name === 'visibilitychange') hides ??= action;
   },
@@ -302,6 +302,34 @@ test('a page reads everything again if its collection was replaced', async t => 
   await new Promise(done => setTimeout(done));
   last = 60;
   assert.deepEqual([await comes(), await comes()], [4, 4]);
+});
+
+test('a reload says how many changes were too long to keep', async t => {
+  t.mock.timers.enable({apis: ['setTimeout']});
+  let hide, stored;
+  const said = [];
+  t.mock.method(document, 'addEventListener', (_, action) => (hide = action));
+  const note = (...parts) => said.push(...parts.filter(one => typeof one === 'string'));
+  const made = () => {
+    const element = new Proxy(() => element, {get: (_, key) => (key === 'append' ? note : element), set: () => true});
+    return element; // which has every property
+  };
+  t.mock.method(document, 'createElement', made);
+  Object.assign(document, {querySelectorAll: () => [], createElementNS: made, body: {append() {}}});
+  t.mock.method(sessionStorage, 'getItem', () => stored);
+  t.mock.method(sessionStorage, 'setItem', (_, text) => (stored = text));
+  sessionStorage.removeItem = () => {};
+  const edit = size => ({collection: 'c', text: `${size}`, before: [['a', {k: 'x'.repeat(size)}]], after: []});
+  stored = JSON.stringify([[edit(7), edit(600_000), edit(600_001), edit(8)], [], 0]);
+  const {undoable} = await import(`${WEB}/edits.js?before`);
+  assert.deepEqual([undoable().length, said], [4, []]);
+  hide();
+  const after = await import(`${WEB}/edits.js?after`);
+  assert.deepEqual(
+    after.undoable().map(one => one.text),
+    ['8', '600001'],
+  );
+  assert.match(said.join(), /2 older changes cannot be undone/);
 });
 
 test('a full storage does not keep what older lists could undo', t => {
