@@ -119,7 +119,7 @@ def _batches(shards: Shards, repeats: Counter[str]) -> Iterator[list[Item]]:
                 elif is_utf8(item.metadata["root"] + item.metadata["path"]):
                     items.append(item)
                 else:
-                    log.warning("%s is left out, because its path is not UTF-8; rename it, and embed it again", row[0])
+                    log.warning("%r is left out, because its path is not UTF-8; rename it, and embed it again", row[0])
             if items:
                 yield items
 
