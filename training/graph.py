@@ -2,7 +2,7 @@
 
     graph = StepGraph(run, CudaRecorder(device), autocast)
     graph.load(batches.draw(step), neighbor_share)      # rows, boxes and random numbers: the only input from the host
-    part, metrics = graph.run()                         # the gradients are in the parameters
+    done = graph.run()                                  # the gradients are in the parameters
 
 A step of a ResNet-18 has more than a thousand small operations, and a CPU launches them more slowly than a GPU computes
 them. The graph holds the gather of the images, the views, the forward and backward passes, the loss and the metrics.
@@ -10,7 +10,7 @@ Optimizer, momentum encoder and support set stay outside: they are a few launche
 numbers.
 
 The first steps of a view size run eagerly, on the stream of the recording: they are real training steps, and let the
-libraries choose their algorithms. Results are in the memory of the graph, and the next step overwrites them.
+libraries choose their algorithms. Passs are in the memory of the graph, and the next step overwrites them.
 """
 
 from __future__ import annotations
@@ -43,19 +43,18 @@ RING = 3  # steps whose inputs may be on their way to the device
 
 
 @dataclass(frozen=True)
-class Part:
-    """A rank's part of a batch after its backward pass.
+class Pass:
+    """A forward and backward pass of a rank's part of a batch.
 
     step: what the learner returned.
     ids, labels: (B,) int64 on the device.
+    metrics: see `measure_step`.
     """
 
     step: Step
     ids: Tensor
     labels: Tensor
-
-
-Result = tuple[Part, Metrics]
+    metrics: Metrics
 
 
 class Recorder(Protocol):
@@ -70,7 +69,7 @@ class Recorder(Protocol):
         """Run the enclosed operations on the stream of the recording, after those before and before those after."""
         ...
 
-    def record(self, body: Callable[[], Result]) -> Result:
+    def record(self, body: Callable[[], Pass]) -> Pass:
         """Record the operations of `body` without running them, and return its result, which has no values yet."""
         ...
 
@@ -100,7 +99,7 @@ class CudaRecorder:
             yield
         outside.wait_stream(self._stream)
 
-    def record(self, body: Callable[[], Result]) -> Result:
+    def record(self, body: Callable[[], Pass]) -> Pass:
         self._graph = torch.cuda.CUDAGraph()
         # other threads, such as those of callbacks, may use the device at the same time
         with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
@@ -177,7 +176,7 @@ class StepGraph:
         self._views: tuple[View, ...] = ()
         self._steps = 0  # with these views
         self._ring: list[Inputs] = []
-        self._result: Result | None = None
+        self._result: Pass | None = None
 
     def wait(self) -> None:
         """Wait until the device has read the inputs that the next ones replace: it is at most RING steps behind."""
@@ -195,7 +194,7 @@ class StepGraph:
         slot.share.fill_(neighbor_share)
         slot.send(self._inputs)
 
-    def run(self) -> Result:
+    def run(self) -> Pass:
         """Compute the gradients of the step whose inputs were loaded."""
         self._steps += 1
         if self._result is None and self._steps > EAGER_STEPS and self.failure is None:
@@ -225,7 +224,7 @@ class StepGraph:
         host, pinned = torch.device("cpu"), self.recorder.pinned
         self._ring = [Inputs.empty(len(views), batch, host, pinned) for _ in range(RING)]
 
-    def _body(self) -> Result:
+    def _body(self) -> Pass:
         inputs, learner = self._inputs, self._run.learner
         labels = self._labels[inputs.rows]
         pixels = StoredImages(self._pack.gather(inputs.rows), inputs.boxes)
@@ -233,7 +232,7 @@ class StepGraph:
         with self._autocast():
             step: Step = learner(views, ids=inputs.rows, labels=labels, neighbor_share=inputs.share)
             step.loss.backward()
-        return Part(step, inputs.rows, labels), measure_step(step, learner.support_set, labels)
+        return Pass(step, inputs.rows, labels, measure_step(step, learner.support_set, labels))
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,7 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def stop_signals(
-    event: threading.Event | None = None,
-    *,
-    ignore_repeats: bool = False,
-) -> Iterator[threading.Event]:
+def stop_signals(event: threading.Event | None = None, *, ignore_repeats: bool = False) -> Iterator[threading.Event]:
     """Yield an event that SIGTERM or Ctrl-C sets, so that the loop stops at the next step.
 
     A second signal ends the program at once.

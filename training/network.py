@@ -204,7 +204,6 @@ class InitialEncoder:
     channels: widths of a ResNet's stages; empty for timm's widths.
     folder: its model folder; None for timm's pretrained weights.
     preprocessing: of its input; the run uses its mean and std, and its number of channels unless that is set.
-    seen: number of images that it has seen in training, as far as that is recorded; 0 if it is not.
     license: of the weights, if it is stated.
     """
 
@@ -213,7 +212,6 @@ class InitialEncoder:
     channels: tuple[int, ...]
     folder: Path | None
     preprocessing: Preprocessing
-    seen: int = 0
     license: str = ""
 
     @property
@@ -264,10 +262,8 @@ def find_initial_encoder(source: str) -> InitialEncoder:
             f"--init {source} was built with {arguments}, which no setting of a recipe describes; use an encoder with "
             "timm's standard shape."
         )
-    about, preprocessing = found.config.nnclr, Preprocessing.of_model(found.config)
-    seen = about.get("images_seen") or float(about.get("epochs") or 0) * float(about.get("data_images") or 0)
-    license = license_of(found.config)
-    return InitialEncoder(source, found.architecture, channels, found.folder, preprocessing, round(seen), license)
+    preprocessing, license = Preprocessing.of_model(found.config), license_of(found.config)
+    return InitialEncoder(source, found.architecture, channels, found.folder, preprocessing, license)
 
 
 def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:

@@ -263,7 +263,6 @@ def _train(
     run.learner.train()
     with (
         stop_signals(run.stopping, ignore_repeats=ranks.world > 1),
-        ranks.losses_explained(),
         bar(console, recipe.name, each=recipe.batch_size) as advance,
     ):
         while not run.finished:

@@ -198,12 +198,11 @@ class Recorder:
 
     def _export(self) -> None:
         run, about = self._run, dict(self._lineage)
-        if run.scores:
+        # the weights of a stopped run have no scores: its last ones are those of an earlier step
+        if run.scores and self._monitor.last_scored(run.scores) == run.step:
             about["metrics"] = {key: round(value, 4) for key, value in run.scores.items()}
             about["measured_on"] = {one.name: one.images for one in self._sets}
             about["splits"] = {one.name: one.split for one in self._sets}
-            if (scored := self._monitor.last_scored(run.scores)) is not None:  # a stopped run is saved without scores
-                about["measured_at_step"] = scored
         export_encoder(run, about)
 
 

@@ -229,8 +229,8 @@ def write_run_json(run: Run, origin: Origin) -> None:
 def export_encoder(run: Run, about: Mapping[str, Any]) -> None:
     """Write RUN/encoder/: the backbone as a model folder, with the heads.
 
-    `about` has the lineage and, if there are scores, "metrics", "measured_on" (digests of the sets), "splits" (names of
-    their parts that score) and "measured_at_step".
+    `about` has the lineage and, if there are scores, "metrics", "measured_on" (digests of the sets) and "splits" (names
+    of their parts that score).
     """
     recipe, learner = run.recipe, run.learner
     backbone, projection = run.network

@@ -4,7 +4,7 @@
 
 The export measures 20-NN again on the images that the caller names, with the weights as written. A difference of more
 than 0.1 point on the same images stops the export. Scores on other images, or on none, are recorded as not checked.
-A run that was stopped has the scores of its last checkpoint; newly measured scores replace them.
+The encoder of a run that was stopped has no scores until then.
 """
 
 from __future__ import annotations
@@ -131,30 +131,21 @@ def _measured_again(
 ) -> dict[str, Any]:
     """Return the fields of the record about scores.
 
-    A score of the run stays if it was measured with these weights on the same images. Other scores of a set that is
-    measured again are replaced.
+    A score of the run stays if it was measured on the same images. Other scores of a set that is measured again are
+    replaced.
     """
     metrics, digests, splits = (dict(about.get(name) or {}) for name in ("metrics", "measured_on", "splits"))
     if not sets:
         return {"metrics": metrics, "rechecked": dict.fromkeys(metrics)}
-    if about.get("measured_at_step", about.get("step")) != about.get("step"):
-        metrics = {}  # the run was stopped: they belong to an earlier step
     for (name, value), one in zip(measured.items(), sets, strict=True):
         if digests.get(one.name) != one.images:
             metrics = {key: known for key, known in metrics.items() if key.partition("/")[2] != one.name}
         tolerance = max(TOLERANCE, FLIPS / one.tested) + 1e-4  # both values are rounded
         if abs(metrics.setdefault(name, value) - value) > tolerance:
-            when = "" if "measured_at_step" in about else ", perhaps at an earlier step"
             raise WeightsMismatch(
-                f"The exported weights score {name} {value}, but the run scored {metrics[name]} on the same "
-                f"images{when}. Finish the run with --resume and export it again."
+                f"The exported weights score {name} {value}, but the run scored {metrics[name]} on the same images, so "
+                "nothing was written. The weights or the record of the run have changed since."
             )
         digests[one.name], splits[one.name] = one.images, one.split
-    at = {"measured_at_step": about["step"]} if "step" in about else {}
-    return {
-        "metrics": metrics,
-        "rechecked": {**dict.fromkeys(metrics), **measured},
-        "measured_on": digests,
-        "splits": splits,
-        **at,
-    }
+    rechecked = {**dict.fromkeys(metrics), **measured}
+    return {"metrics": metrics, "rechecked": rechecked, "measured_on": digests, "splits": splits}

@@ -1,15 +1,12 @@
-"""What `auto` looks at: size and detail of the images, colors and shapes of labels, the device."""
+"""What `auto` looks at: number and size of the images, colors and shapes of labels, the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
 from rich.console import Console
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -18,17 +15,13 @@ from nnclr_hub.encoder.backbones import create_backbone
 from nnclr_hub.encoder.features import extract_features
 from nnclr_hub.encoder.hand_crafted import FLOORS
 from nnclr_hub.encoder.preprocessing import unit_rows
-from nnclr_hub.errors import ImageError
 from nnclr_hub.hub.registry import MODELS, default_model
-from nnclr_hub.images.pool import decoding_processes, run_isolated
 from nnclr_hub.images.reading import PLAIN, ImageReading
-from nnclr_hub.images.source import Source
 from nnclr_hub.probe.cross_validation import FOLDS, out_of_fold
 from nnclr_hub.probe.uncertainty import paired_difference
 from nnclr_hub.progress import bar
 
 from .cpu import choose_precision
-from .data.cutting import decode_reduced
 from .data.image_index import ImageIndex, sampled_sizes, typical_side
 from .evals.task import Part
 from .network import InitialEncoder, find_initial_encoder
@@ -36,10 +29,7 @@ from .recipes import Recipe
 from .recipes.auto import FREE_STARTER, SOME, TINY, Auto, Cues, Situation, Start
 from .recipes.small import SMALL_CPU
 
-SAMPLED = 40  # most images whose detail is measured, in about a second
 LABELED = 1000  # most labeled images that are classified by color and by shape, in a few seconds
-FULL = 256  # pixels of the short side that count as all of the detail
-SIDES = (48, 64, 96, 128, 160)
 
 
 def chosen_by_auto(
@@ -72,17 +62,15 @@ def chosen_by_auto(
     elif start is not None:
         license = start.license or "license not stated"
         origin = f"starts from {start.source} ({license}, which limits the license of the result)"
-    by_size = on_gpu or start is not None or "image_size" in recipe.fixed
     now = Situation(
         len(files),
         side,
         on_gpu,
         minutes,
         usable_cores(),
-        {} if by_size else kept_contrast(files, reading, recipe.in_chans),
         measure_cues(labeled, console, reading) if labeled and undecided else None,
         choose_precision(recipe.precision, where) == "bf16",
-        None if start is None else Start(start.source, start.settings, relative_cost(start), start.seen),
+        None if start is None else Start(start.source, start.settings, relative_cost(start)),
     )
     chosen, why = recipe.choose(now)
     backbone = chosen.backbone if start is None else start.architecture
@@ -124,40 +112,6 @@ def operations(architecture: str, arguments: dict[str, Any], side: int) -> int:
     with torch.device("meta"), torch.random.fork_rng(devices=[]), FlopCounterMode(display=False) as counter:
         create_backbone(architecture, model_args=arguments, image_size=side).eval()(torch.zeros(1, 3, side, side))
     return counter.get_total_flops()
-
-
-def kept_contrast(paths: Sequence[Path | Source], reading: ImageReading = PLAIN, channels: int = 3) -> dict[int, float]:
-    """Return {side in pixels: median share of the variance of the pixels that remains at that side, in [0, 1]}.
-
-    An image is compared with its copy that is shrunk to that side and enlarged again: photographs keep most of it, and
-    fine textures lose it. Empty if no image can be read.
-    """
-    shares = []
-    count = min(len(paths), SAMPLED)
-    with decoding_processes(1):
-        for number in range(count):
-            path = paths[number * len(paths) // count]
-            if isinstance(path, Path) and not path.is_file():  # opening a named pipe would block
-                continue
-            try:
-                pixels, _, _ = run_isolated(decode_reduced, path, FULL, 4 * FULL, reading, channels)
-            except (ImageError, OSError):
-                continue  # decoding will report the reason
-            gray = pixels.mean(axis=2, dtype=np.float32)
-            if gray.var() > 1:  # else an empty image
-                shares.append([_kept(gray, side) for side in SIDES])
-    return dict(zip(SIDES, np.median(shares, axis=0).tolist(), strict=True)) if shares else {}
-
-
-def _kept(gray: np.ndarray, side: int) -> float:
-    height, width = gray.shape
-    factor = side / min(gray.shape)
-    if factor >= 1:
-        return 1.0
-    image = Image.fromarray(gray)
-    small = image.resize((max(1, round(width * factor)), max(1, round(height * factor))), Image.Resampling.LANCZOS)
-    lost = gray - np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
-    return max(0.0, 1 - float(lost.var() / gray.var()))
 
 
 def measure_cues(labeled: Part, console: Console, reading: ImageReading = PLAIN) -> Cues | None:

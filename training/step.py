@@ -21,7 +21,7 @@ from nnclr_hub.method import Step, momentum_at
 from .data.augment import make_views
 from .data.batches import seed_of
 from .distributed import share_gradients
-from .graph import Part, Recorder, StepGraph, recorder_for, why_eager
+from .graph import Pass, Recorder, StepGraph, recorder_for, why_eager
 from .monitor import Metrics, measure_step
 from .optimization import Schedule
 from .run import Run
@@ -82,7 +82,7 @@ class Stepper:
 
     def _take(self, step: int, lr: float) -> StepResult:
         try:
-            part, metrics = self._gradients(step)
+            done = self._gradients(step)
             if self._recipe.clip:
                 self._scaler.unscale_(self._optimizer)
                 nn.utils.clip_grad_norm_(self._learner.parameters(), self._recipe.clip)
@@ -94,15 +94,16 @@ class Stepper:
             traceback.clear_frames(error.__traceback__)  # they hold the memory of the step, also in a notebook
             raise self._explain() from error
         if self._recipe.support_set != "current_encoder":
-            self._learner.enqueue(part.step, part.ids, part.labels)
+            self._learner.enqueue(done.step, done.ids, done.labels)
         self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
-        return StepResult(part.step.loss.detach().clone(), part.step.online, metrics, lr, self._data_seconds)
+        loss = done.step.loss.detach().clone()
+        return StepResult(loss, done.step.online, done.metrics, lr, self._data_seconds)
 
     def _seed(self, step: int) -> None:
         # for stochastic depth and for sampling one of the k nearest
         torch.manual_seed(seed_of(self._recipe.seed, step, self._ranks.rank))
 
-    def _gradients(self, step: int) -> tuple[Part, Metrics]:
+    def _gradients(self, step: int) -> Pass:
         progress = step / self._run.steps
         share = self._recipe.neighbor_share(progress)
         if self._graph is not None:
@@ -126,7 +127,7 @@ class Stepper:
             result: Step = self._shared(views, ids=batch.ids, labels=batch.labels, neighbor_share=share)
             self._scaler.scale(result.loss).backward()
         metrics = measure_step(result, self._learner.support_set, batch.labels)
-        return Part(result, batch.ids, batch.labels), metrics
+        return Pass(result, batch.ids, batch.labels, metrics)
 
     def _autocast(self) -> torch.autocast:
         kind = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self._recipe.precision)

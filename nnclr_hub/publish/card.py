@@ -42,8 +42,8 @@ def model_card(name: str, config: ModelConfig, *, repository: str | None = None,
         name: name of the model, which is that of its folder.
         config: its config.json; config.nnclr may hold "metrics" {name: value}, "rechecked" {name: value or None} and
             "commands" {name: command} of them, "splits" {set: where its metrics are from}, "verdict" with its
-            "sentence" in words, "measured_at_step" next to the weights' "step", "license" of the weights and
-            "license_forced", and of the training images their "data" (a name or several) and "data_terms".
+            "sentence" in words, the "step" of the weights, "license" of the weights and "license_forced", and of the
+            training images their "data" (a name or several) and "data_terms".
         repository: ORGANIZATION/NAME that the snippets load; None for the folder itself.
 
     Raises:
@@ -132,11 +132,8 @@ def _template() -> jinja2.Template:
 
 
 def _measured_at(about: Mapping[str, Any]) -> str:
-    steps = about.get("steps")
-    if "measured_at_step" not in about and about.get("step", steps) != steps:
-        return "a step that is not recorded"  # the run was stopped, and its log is missing
-    at = about.get("measured_at_step", steps)
-    return "its last step" if at == steps else f"step {at}"
+    step, steps = about.get("step"), about.get("steps")
+    return "its last step" if step is None or step == steps else f"step {step}"
 
 
 def require_repository(name: str) -> None:

@@ -81,51 +81,21 @@ def stopped(data, tmp_path_factory) -> Path:
     return out
 
 
-def test_the_scores_of_a_stopped_run_are_marked_with_their_step(stopped, data, tmp_path):
+def test_the_encoder_of_a_stopped_run_has_no_scores(stopped, data, tmp_path):
     """The weights at the stop were never scored."""
     about = read_config(stopped / "encoder").nnclr
     (scored,) = [line for line in read_log(stopped) if f"knn20/{data.name}" in line]
-    assert (about["measured_at_step"], about["metrics"][f"knn20/{data.name}"]) == (
-        scored["step"],
-        round(scored[f"knn20/{data.name}"], 4),
-    )
-    card = (export(stopped, tmp_path / "model").folder / "README.md").read_text()
-    sentence = f"Measured at step {scored['step']} of {about['steps']}; the weights are those of step {about['step']}."
-    assert sentence in card
-    assert f"by `nnclr pretrain small_cpu`, at step {scored['step']}" in card
+    assert scored["step"] < about["step"] < about["steps"]
+    assert "metrics" not in about
+    assert "No results are recorded." in (export(stopped, tmp_path / "model").folder / "README.md").read_text()
 
 
-def without_the_step(run, out, log: bool) -> Path:
-    """Copy a run whose encoder does not record the step of the scores, as of a run without a log."""
-    shutil.copytree(run, out)
+def test_an_impossible_score_is_rejected(run, data, tmp_path):
+    out = shutil.copytree(run, tmp_path / "run")
     config = json.loads((out / "encoder" / "config.json").read_text())
-    config["nnclr"].pop("measured_at_step")
+    config["nnclr"]["metrics"][f"knn20/{data.name}"] = 2.0
     (out / "encoder" / "config.json").write_text(json.dumps(config))
-    if not log:
-        (out / "log.jsonl").unlink()
-    return out
-
-
-@pytest.mark.parametrize("log", [True, False])
-def test_the_step_of_the_scores_comes_from_the_log(stopped, data, tmp_path, log):
-    before = read_config(stopped / "encoder").nnclr
-    out = without_the_step(stopped, tmp_path / "run", log)
-    assert not pretrain(recipe(*SHORT, "base_lr=1"), [data], out, resume=True, minutes=0).finished
-    about = read_config(out / "encoder").nnclr
-    assert about["step"] == before["step"] + 1
-    assert about["metrics"] == before["metrics"]
-    assert about.get("measured_at_step") == (before["measured_at_step"] if log else None)
-
-
-def test_without_that_step_the_card_says_so_and_a_mismatch_is_rejected(stopped, data, tmp_path):
-    out = without_the_step(stopped, tmp_path / "run", True)
-    card = (export(out, tmp_path / "model").folder / "README.md").read_text()
-    assert "by `nnclr pretrain small_cpu`, at a step that is not recorded" in card
-    config = json.loads((out / "encoder" / "config.json").read_text())
-    name = f"knn20/{data.name}"
-    config["nnclr"]["metrics"][name] = 2.0  # an impossible accuracy
-    (out / "encoder" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsMismatch, match="earlier step"):
+    with pytest.raises(WeightsMismatch, match="same images"):
         export(out, tmp_path / "other", data=[data])
 
 
@@ -133,7 +103,6 @@ def test_an_export_with_data_scores_the_weights_of_a_stopped_run(stopped, data, 
     done = export(stopped, tmp_path / "model", data=[data])
     expected = {f"knn20/{data.name}": scored_by_eval(done.folder, data)}
     assert dict(done.metrics) == done.rechecked == pytest.approx(expected, abs=1e-4)
-    assert "Measured at step" not in (done.folder / "README.md").read_text()
 
 
 def test_scores_on_other_images_of_the_same_name_replace_those_of_the_run(run, data, tmp_path):

@@ -5,19 +5,16 @@ import re
 
 import numpy as np
 import pytest
-from PIL import Image
 from rich.console import Console
 
 from nnclr_hub import cores
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
-from nnclr_hub.images.pool import active_pool
 from nnclr_hub.method import METHODS
 from training.ablate import for_data
 from training.network import build_learner
 from training.recipes import RECIPES, find_recipe
 from training.recipes.auto import Auto, Cues, Situation, Start
 from training.setup import fit_to_data
-from training.situation import kept_contrast
 from training.tables import TABLES, find_table
 
 
@@ -76,8 +73,6 @@ def test_stochastic_depth_is_in_the_online_network_alone():
     assert set(theirs) == {0.0}
 
 
-PHOTOS = {48: 0.93, 64: 0.96, 96: 0.98}
-TEXTURES = {48: 0.4, 64: 0.6, 96: 0.8}
 OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
     *("queue_size=1000", "support_set=random_replacement", "enqueue=first", "pick=nearest", "k=1", "k=5"),
     *("soft_temperature=0.1", "mask_own=true", "warm_start=0", "ramp=0", "gate=1", "transposed_term=false"),
@@ -87,32 +82,25 @@ OF_NEIGHBORS_GIVEN = (  # some of them the paper's values
 @pytest.mark.parametrize(
     ("now", "expected"),
     [
-        # images, side, on a GPU, minutes, cores, contrast, cues, bf16
-        ((3000, 200, False, None, 2, PHOTOS), {"image_size": 48, "method": "simclr", "channels": (32, 64, 128, 256)}),
-        ((3000, 200, False, None, 2, {}), {"image_size": 48, "epochs": 100}),
-        ((3000, 200, False, None, 2, {48: 0.85, 64: 0.91, 96: 0.95}), {"image_size": 64, "eval_size": 64}),
-        ((3000, 200, False, None, 2, TEXTURES), {"image_size": 96, "pack_size": 192}),
-        ((3000, 80, False, None, 2, TEXTURES), {"image_size": 64}),  # never larger than the images
-        ((3000, 64, False, None, 2, TEXTURES), {"image_size": 64}),
-        ((3000, 200, False, None, 2, {48: 0.9, 64: 0.95, 96: 0.99}), {"image_size": 48}),
-        ((3000, 32, False, None, 2, TEXTURES), {"image_size": 32}),
-        ((30_000, 200, False, 60, 2, PHOTOS), {"epochs": 40, "crop_scale": (0.4, 1.0)}),  # 1.2 million images
-        ((30_000, 200, False, 60, 2, PHOTOS, None, True), {"epochs": 64}),  # in bf16
-        ((30_000, 200, False, 60, 2, TEXTURES), {"image_size": 96, "epochs": 10}),
-        ((30_000, 200, False, 10, 2, TEXTURES), {"image_size": 48, "epochs": 6}),
-        ((100_000, 200, False, 1, 2, PHOTOS), {"image_size": 48, "epochs": 0.19968}),  # 20,000 images
-        ((30_000, 200, False, 0, 2, PHOTOS), {"image_size": 48, "epochs": 25}),  # to resume without a limit
-        ((100_000, 200, False, 600, 8, PHOTOS), {"method": "nnclr", "epochs": 100, "crop_scale": ()}),
-        ((3000, 200, True, None, 2, {}), {"image_size": 128, "method": "simclr", "crop_scale": ()}),
-        ((130, 200, True, None, 2, {}), {"batch_size": 32, "method": "simclr"}),
-        ((0, 200, True, None, 2, {}), {"batch_size": 2}),
-        ((3, 200, False, None, 2, {}), {"batch_size": 2}),
-        ((15_000, 200, True, None, 2, {}), {"backbone": "resnet18", "method": "nnclr"}),
-        ((50_000, 32, True, None, 2, {}), {"backbone": "resnet18_cifar", "image_size": 32}),
-        ((20_000, 200, True, None, 2, {}), {"backbone": "resnet50", "image_size": 160, "queue_size": 32_768}),
-        ((50_000, 200, True, None, 2, {}), {"backbone": "resnet50", "pack_size": 320, "epochs": 400}),
-        ((200_000, 200, True, None, 2, {}), {"queue_size": 98_304, "image_size": 224, "method": "nnclr"}),
-        ((2_000_000, 200, True, None, 2, {}), {"batch_size": 1024, "chunk": 256, "epochs": 100, "base_lr": 0.4}),
+        # images, side, on a GPU, minutes, cores, cues, bf16
+        ((3000, 200, False, None, 2), {"image_size": 48, "method": "simclr", "channels": (32, 64, 128, 256)}),
+        ((3000, 200, False, None, 2), {"image_size": 48, "epochs": 100}),
+        ((3000, 32, False, None, 2), {"image_size": 32}),
+        ((30_000, 200, False, 60, 2), {"epochs": 40, "crop_scale": (0.4, 1.0)}),  # 1.2 million images
+        ((30_000, 200, False, 60, 2, None, True), {"epochs": 64}),  # in bf16
+        ((100_000, 200, False, 1, 2), {"image_size": 48, "epochs": 0.19968}),  # 20,000 images
+        ((30_000, 200, False, 0, 2), {"image_size": 48, "epochs": 25}),  # to resume without a limit
+        ((100_000, 200, False, 600, 8), {"method": "nnclr", "epochs": 100, "crop_scale": ()}),
+        ((3000, 200, True, None, 2), {"image_size": 128, "method": "simclr", "crop_scale": ()}),
+        ((130, 200, True, None, 2), {"batch_size": 32, "method": "simclr"}),
+        ((0, 200, True, None, 2), {"batch_size": 2}),
+        ((3, 200, False, None, 2), {"batch_size": 2}),
+        ((15_000, 200, True, None, 2), {"backbone": "resnet18", "method": "nnclr"}),
+        ((50_000, 32, True, None, 2), {"backbone": "resnet18_cifar", "image_size": 32}),
+        ((20_000, 200, True, None, 2), {"backbone": "resnet50", "image_size": 160, "queue_size": 32_768}),
+        ((50_000, 200, True, None, 2), {"backbone": "resnet50", "pack_size": 320, "epochs": 400}),
+        ((200_000, 200, True, None, 2), {"queue_size": 98_304, "image_size": 224, "method": "nnclr"}),
+        ((2_000_000, 200, True, None, 2), {"batch_size": 1024, "chunk": 256, "epochs": 100, "base_lr": 0.4}),
     ],
 )
 def test_auto_follows_images_device_and_time(now, expected):
@@ -121,14 +109,10 @@ def test_auto_follows_images_device_and_time(now, expected):
 
 
 def test_auto_says_why_and_keeps_what_the_user_sets():
-    small = Situation(3000, 200, False, None, 2, TEXTURES)
+    small = Situation(3000, 200, False, None, 2)
     _, why = find_recipe("auto").choose(small)
-    assert ["SimCLR" in why[0], "60%" in why[1], len(why)] == [True, True, 2]
-    _, why = find_recipe("auto").choose(dataclasses.replace(small, contrast={48: 0.85, 64: 0.91, 96: 0.95}))
-    assert "15%" in why[1]
-    _, short = find_recipe("auto").choose(dataclasses.replace(small, minutes=1))
-    assert "image_size=96" in " ".join(short)
-    given = {"epochs": 3, "method": "byol", "image_size": 48}
+    assert ["SimCLR" in why[0], len(why)] == [True, 1]
+    given = {"epochs": 3, "method": "byol", "image_size": 64}
     chosen, _ = find_recipe("auto").with_settings(given).choose(small)
     assert {name: getattr(chosen, name) for name in given} == given
     chosen, _ = find_recipe("auto").with_settings(["batch_size=64"]).choose(dataclasses.replace(small, images=30))
@@ -141,10 +125,10 @@ def test_auto_says_why_and_keeps_what_the_user_sets():
     ):
         now = dataclasses.replace(small, cues=Cues(color=0.8, shape=0.5, color_wins=wins))
         chosen, why = find_recipe("auto").with_settings(settings).choose(now)
-        assert (chosen.augmentation, len(why)) == (expected, 3 if expected == "keep_color" else 2)
+        assert (chosen.augmentation, len(why)) == (expected, 2 if expected == "keep_color" else 1)
         assert chosen.crop_scale == (() if expected == "keep_color" else (0.4, 1.0))
     neighbors, why = find_recipe("auto").with_settings(["k=5"]).choose(small)
-    assert (neighbors.method, neighbors.k, len(why)) == ("nnclr", 5, 1)
+    assert (neighbors.method, neighbors.k, len(why)) == ("nnclr", 5, 0)
 
 
 STARTER = {"image_size": 128, "eval_size": 128, "eval_crop": 1.0, "pack_size": 256, "projection_dim": 64}
@@ -160,19 +144,18 @@ STARTER = {"image_size": 128, "eval_size": 128, "eval_crop": 1.0, "pack_size": 2
     ],
 )
 def test_auto_keeps_the_input_and_the_heads_of_an_encoder(now, expected, words):
-    situation = dataclasses.replace(Situation(*now), start=Start("parent", STARTER, cost=32, seen=7000))
+    situation = dataclasses.replace(Situation(*now), start=Start("parent", STARTER, cost=32))
     chosen, why = find_recipe("auto").choose(situation)
     expected = {**STARTER, **expected, "epochs": pytest.approx(expected.get("epochs", chosen.epochs))}
     assert {name: getattr(chosen, name) for name in expected} == expected
     assert words in " ".join(why)
-    assert "7,000" in " ".join(why)
     assert not re.search(r"\b1 (images|minutes|steps)\b", " ".join(why))
     given, _ = find_recipe("auto").with_settings(["image_size=64", "method=nnclr"]).choose(situation)
     assert (given.image_size, given.eval_size, given.method) == (64, 128, "nnclr")
 
 
 @pytest.mark.parametrize("size", [32, 48, 96, 128])
-@pytest.mark.parametrize("now", [(30_000, 200, False, 60, 2, TEXTURES), (3000, 32, True), (3000, 200, True)])
+@pytest.mark.parametrize("now", [(30_000, 200, False, 60, 2), (3000, 32, True), (3000, 200, True)])
 def test_auto_fits_the_rest_to_a_given_size(now, size):
     chosen, why = find_recipe("auto").with_settings({"image_size": size, "method": "nnclr"}).choose(Situation(*now))
     assert (chosen.image_size, chosen.eval_size, why) == (size, size, [])
@@ -184,7 +167,7 @@ def test_auto_fits_the_rest_to_a_given_size(now, size):
 
 @pytest.mark.parametrize("given", [*OF_NEIGHBORS_GIVEN, "method=nnclr"])
 def test_auto_keeps_neighbors_for_their_settings(given):
-    chosen, why = find_recipe("auto").with_settings([given]).choose(Situation(3000, 200, False, None, 2, PHOTOS))
+    chosen, why = find_recipe("auto").with_settings([given]).choose(Situation(3000, 200, False, None, 2))
     assert (chosen.method, why) == ("nnclr", [])
 
 
@@ -208,39 +191,6 @@ def test_cores_are_those_that_the_process_may_use(tmp_path, monkeypatch):
     for text, want in (("-1\n", 6), ("300000\n", 3)):
         (tmp_path / "cpu/cpu.cfs_quota_us").write_text(text)
         assert cores.usable_cores() == want
-
-
-class Watched(list):
-    """Paths that record whether images are decoded in other processes when they are read."""
-
-    def __getitem__(self, index):
-        self.isolated = [*getattr(self, "isolated", []), active_pool() is not None]
-        return super().__getitem__(index)
-
-
-def test_detail_is_measured_on_few_images_in_decoding_processes(tmp_path):
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)).save(tmp_path / "noise.png")
-    paths = Watched([tmp_path / "noise.png"] * 79)
-    assert kept_contrast(paths)
-    assert paths.isolated == [True] * 40
-
-
-def test_fine_textures_lose_their_contrast_at_few_pixels_and_coarse_ones_do_not(tmp_path):
-    """A grating of 256 pixels: 48 pixels hold up to 24 periods."""
-    for periods in (4, 20, 40, 100):
-        wave = np.sin(2 * np.pi * periods * np.arange(256) / 256)
-        (tmp_path / str(periods)).mkdir()
-        Image.fromarray((127 + 100 * np.tile(wave, (256, 1))).astype(np.uint8)).save(tmp_path / f"{periods}/wave.png")
-    paths = {periods: tmp_path / f"{periods}/wave.png" for periods in (4, 20, 40, 100)}
-    kept = {periods: kept_contrast([path]) for periods, path in paths.items()}
-    assert kept_contrast(list(paths.values())[:3]) == kept[20], "the median"
-    assert kept[4][48] > 0.95
-    assert kept[40][48] < 0.1 < 0.6 < kept[40][96]
-    assert kept[100][96] < 0.1
-    assert list(kept[20].values()) == sorted(kept[20].values())
-    (tmp_path / "broken.png").write_bytes(b"no image")
-    Image.new("RGB", (300, 300)).save(tmp_path / "empty.png")
-    assert kept_contrast([tmp_path / "broken.png", tmp_path / "empty.png", tmp_path / "missing.png"]) == {}
 
 
 @pytest.mark.parametrize(

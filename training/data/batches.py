@@ -170,9 +170,6 @@ class Batch:
     ids: Tensor
     labels: Tensor
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
 
 class PixelSource(Protocol):
     """Where the pixels of a set come from: a `PackedPixels`, or the `Originals`.

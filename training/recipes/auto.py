@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from .imagenet import BEST
@@ -16,9 +16,6 @@ SOME = 20_000  # images from which a ResNet-50 is worth its cost
 MANY = 200_000  # images from which the paper's recipe fits
 STEPS = 20_000  # for a small set on a GPU
 CPU_STEPS = 3_000
-LEAST_STEPS = 500  # a run of fewer steps is better at a lower resolution
-ENOUGH = 0.9  # share of the contrast that the views keep; most photographs keep it at 48 pixels, docs/results/auto.md
-CPU_SIZES = (48, 64, 96)
 # images of 48 pixels per core-minute, with views and optimizer, without and with bf16 (docs/results/auto.md); the cost
 # of a view is proportional to its pixels
 CPU_RATE = {False: 10_000, True: 16_000}
@@ -59,13 +56,11 @@ class Start:
     source: as given.
     settings: those that keep its input and its heads.
     cost: cost of a training step for an image, relative to that of `small_cpu` at 48 pixels.
-    seen: number of images that it has seen, 0 if unknown.
     """
 
     source: str
     settings: Mapping[str, Any]
     cost: float
-    seen: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,7 +72,6 @@ class Situation:
     on_gpu: whether the run has a GPU.
     minutes: time limit, or None.
     cores: number of CPU cores.
-    contrast: {side: share of the contrast that images keep at that side}, see `kept_contrast`; empty if unknown.
     cues: what labels that the user gave say about colors and shapes, if there are any.
     bf16: whether the CPU trains in bf16.
     start: the encoder that the run starts from, if any.
@@ -88,7 +82,6 @@ class Situation:
     on_gpu: bool
     minutes: float | None = None
     cores: int = 2
-    contrast: Mapping[int, float] = field(default_factory=dict)
     cues: Cues | None = None
     bf16: bool = False
     start: Start | None = None
@@ -101,10 +94,11 @@ class Auto(Recipe):
     def choose(self, now: Situation) -> tuple[Recipe, list[str]]:
         """Return the recipe, and sentences that say why."""
         given = self.image_size if "image_size" in self.fixed else None
+        why: list[str] = []
         if now.start is not None:
-            chosen, why = _from_encoder(now, now.start), []
+            chosen = _from_encoder(now, now.start)
         else:
-            chosen, why = _on_cpu(now, given) if not now.on_gpu else (_on_gpu(now), [])
+            chosen = _on_gpu(now) if now.on_gpu else _on_cpu(now, given)
         if given and now.start is not None:
             chosen = dataclasses.replace(chosen, image_size=given, pack_size=max(given, chosen.pack_size))
         elif given:
@@ -144,24 +138,9 @@ class Auto(Recipe):
         return chosen, why
 
 
-def _on_cpu(now: Situation, given: int | None) -> tuple[Recipe, list[str]]:
-    """Return a recipe for a CPU: the given size of the views, or the smallest that keeps the detail in the time."""
-    wanted = given or _size_for(now)
-    size = wanted
-    while not given and size > CPU_SIZES[0] and _steps(now, size) < LEAST_STEPS:
-        size = max(one for one in CPU_SIZES if one < size)
-    why = []
-    lost = {side: f"{1 - share:.0%}" for side, share in now.contrast.items()}
-    if wanted > CPU_SIZES[0] and not given:
-        why.append(
-            f"At {CPU_SIZES[0]} pixels your images would lose {lost[CPU_SIZES[0]]} of their contrast, which is fine "
-            "texture."
-        )
-    if size < wanted:
-        why.append(
-            f"{wanted} pixels would keep the texture, but the time is too short for them "
-            f"({_in_words(now.minutes or 0)}); with more time, use --set image_size={wanted}."
-        )
+def _on_cpu(now: Situation, given: int | None) -> Recipe:
+    """Return a recipe for a CPU: with the given size of the views, or 48 pixels, or 32 for tiny images."""
+    size = given or (32 if now.side <= TINY else SMALL_CPU.image_size)
     steps = _steps(now, size)
     return dataclasses.replace(
         SMALL_CPU,
@@ -170,14 +149,7 @@ def _on_cpu(now: Situation, given: int | None) -> tuple[Recipe, list[str]]:
         eval_size=size,
         pack_size=max(96, 2 * size),
         crop_scale=WIDE if steps < NEIGHBOR_STEPS else (),
-    ), why
-
-
-def _size_for(now: Situation) -> int:
-    if now.side <= TINY:
-        return 32
-    fits = [size for size in CPU_SIZES if size == CPU_SIZES[0] or size <= now.side]
-    return next((size for size in fits if now.contrast.get(size, 1.0) >= ENOUGH), fits[-1])
+    )
 
 
 def _steps(now: Situation, size: int) -> int:
@@ -214,9 +186,8 @@ def _in_words(minutes: float) -> str:
 
 
 def _prospects(start: Start, steps: int, batch: int, when: str) -> list[str]:
-    seen = f"; {start.source} has seen at least {start.seen:,} images" if start.seen else ""
     about = f"about {steps:,} steps" if steps > 1 else "a single step"
-    sentences = [f"{about} of {batch} images {when}: {steps * batch:,} images at most{seen}."]
+    sentences = [f"{about} of {batch} images {when}: {steps * batch:,} images at most."]
     if steps < HELPFUL_STEPS:
         sentences.append(
             f"These are too few to improve on {start.source} (fewer than {HELPFUL_STEPS} steps): use it as it is, or "
@@ -254,7 +225,7 @@ AUTO = Preset(
     hardware="a CPU or a GPU.",
     time="estimate: 20 minutes to an hour for a few thousand images; at most --minutes.",
     expected="depends on the images; RUN/report.html shows whether the run learned anything.",
-    notes="On a CPU it is `small_cpu` at 48 pixels, or at 64 or 96 for fine textures; in runs of fewer than 10,000 "
+    notes="On a CPU it is `small_cpu` at 48 pixels; fine textures need image_size=96. In runs of fewer than 10,000 "
     "planned steps, crops have at least 40% of an image, unless views keep their colors. On a GPU it is a ResNet-18 at "
     "128 pixels, from 20,000 images on a ResNet-50 at 160, and from 200,000 on the paper's recipe at 224. Images of at "
     "most 40 pixels get the ResNet-18 with a CIFAR stem. Runs of fewer than 10,000 planned steps use SimCLR; "
