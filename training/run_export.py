@@ -10,7 +10,6 @@ A run that was stopped has the scores of its last checkpoint; newly measured sco
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from .evals.frozen import knn
 from .evals.task import evaluation_sets
 from .evaluation import LabeledSet, scores_of
 from .recipes import Recipe
+from .report import read_about
 from .run import CHECKPOINT
 from .verdict import TRAINED
 
@@ -112,7 +112,7 @@ def export(
         written = export_run(
             source, Path(folder_to_measure) / "encoder", dtype=dtype, provenance=about, graph=False, **parts
         )
-        most = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))
+        most = int(read_about(Path(run)).get("eval_images", Recipe().eval_images))
         measured, sets = _measure(written, data, most, device, console)
         digests = {one.name: one.images for one in sets}
         metrics, checks = _compare(about, measured, digests, {one.name: one.tested for one in sets})
@@ -177,13 +177,6 @@ def _learner(run: Path, what: str) -> dict[str, Tensor]:
 
 def _below(learner: Mapping[str, Tensor], place: str) -> dict[str, Tensor]:
     return {key.removeprefix(place): value for key, value in learner.items() if key.startswith(place)}
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    try:
-        return json.loads((run / "run.json").read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
 
 
 def _measure(
