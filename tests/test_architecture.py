@@ -12,7 +12,18 @@ import nnclr_hub
 ROOT = Path(__file__).parents[1]
 PROGRAMS = ("training", "serving", "app")
 # modules that every package may import
-GROUND = {"errors", "cache", "cores", "csv_table", "file_replacement", "html_table", "lazy_names", "missing_values"}
+GROUND = {
+    "arguments",
+    "errors",
+    "cache",
+    "cores",
+    "csv_table",
+    "file_replacement",
+    "html_table",
+    "json_text",
+    "lazy_names",
+    "missing_values",
+}
 GROUND |= {"plural", "progress", "read_ahead", "remote_files", "report_page", "table_rows", "terminal", "utf8"}
 # package of nnclr_hub -> the packages it may import
 FLOORS: dict[str, set[str]] = {

@@ -29,7 +29,7 @@ from .data.named_sets import find_data
 from .evals.task import Part, evaluation_sets, table_set
 from .pretrain import pretrain
 from .recipes import Recipe
-from .report import write_report
+from .report import read_about, write_report
 from .setup import require_labels
 from .situation import chosen_by_auto
 from .tables import Row, Table, find_table, parse_row
@@ -150,12 +150,11 @@ def _check_data(
 
 def require_same_epochs(run: Path, recipe: Recipe) -> None:
     """Raise InvalidRequest if a run of another length is in the folder; `pretrain` would prolong it."""
-    if (run / "run.json").exists():
-        before = json.loads((run / "run.json").read_text())["epochs"]
-        if before != recipe.epochs:
-            raise InvalidRequest(
-                f"{run} has a run with epochs={before:g} instead of {recipe.epochs:g}; choose another --out."
-            )
+    before = read_about(run).get("epochs", recipe.epochs)
+    if before != recipe.epochs:
+        raise InvalidRequest(
+            f"{run} has a run with epochs={before} instead of {recipe.epochs:g}; choose another --out."
+        )
 
 
 def slug(label: str) -> str:

@@ -24,6 +24,7 @@ from torch.nn.utils import get_total_norm
 
 from nnclr_hub.errors import InvalidRequest, TrainingDiverged
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.method import Step, SupportSet
 
 from .distributed import Ranks
@@ -186,8 +187,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(keepends=True), 1):
         if line.endswith("\n"):
             try:
-                found.append(json.loads(line))
-            except ValueError as error:
+                found.append(dict(parse_json(line)))
+            except (ValueError, TypeError) as error:
                 raise InvalidRequest(f"{path} is damaged at line {number}; delete that line.") from error
     return found
 

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import InvalidRequest, missing_package
 from nnclr_hub.method import Learner, Objective, SupportSet
@@ -69,6 +70,7 @@ class PretrainResult:
     verdict: Verdict | None = None
 
 
+@checked
 def pretrain(
     recipe: str | Recipe,
     data: str | Path | Sequence[str | Path],

@@ -18,6 +18,7 @@ from typing import Any
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.report_page import enlargeable, report_page, tile
 
 from .monitor import EXAMPLES, NEIGHBORS, read_lines, read_log
@@ -45,7 +46,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
         if not (run / "run.json").is_file():
             raise InvalidRequest(f"{run} does not hold a run; name a folder that `nnclr pretrain --out` wrote.")
     names = _names(runs)
-    about = {name: _about(run) for name, run in zip(names, runs, strict=True)}
+    about = {name: read_about(run) for name, run in zip(names, runs, strict=True)}
     logs = {name: read_log(run) for name, run in zip(names, runs, strict=True)}
     title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names)}"
     verdicts = {name: Verdict.read(run) for name, run in zip(names, runs, strict=True)}
@@ -69,10 +70,13 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
     return path
 
 
-def _about(run: Path) -> dict[str, Any]:
+def read_about(run: Path) -> dict[str, Any]:
+    """Return RUN/run.json, {} if it does not exist; InvalidRequest is raised if it is damaged."""
     try:
-        return json.loads((run / "run.json").read_text())
-    except ValueError as error:
+        return dict(parse_json((run / "run.json").read_bytes()))
+    except FileNotFoundError:
+        return {}
+    except (ValueError, TypeError) as error:
         raise InvalidRequest(
             f"{run / 'run.json'} is damaged; continuing the run with --resume writes it again."
         ) from error

@@ -175,7 +175,7 @@ def claim(out: Path, resume: bool, ranks: Ranks, console: Console) -> None:
     if held and not OURS & set(held):
         raise RunExists(f"{out} holds {held[0]}, but no run; name the folder of a run, or a new folder.")
     if ranks.first:
-        if resume and held and CHECKPOINT not in held:
+        if resume and CHECKPOINT not in held:
             console.print(f"{out} has no checkpoint; starting from the first step", highlight=False)
         existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         try:

@@ -9,7 +9,6 @@ The encoder of a run that was stopped has no scores until then.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from .evals.frozen import knn
 from .evals.task import evaluation_sets
 from .evaluation import LabeledSet, scores_of
 from .recipes import Recipe
+from .report import read_about
 from .run import CHECKPOINT
 
 TOLERANCE = 0.001  # for an accuracy in [0, 1]
@@ -96,17 +96,10 @@ def export(
         written = export_run(
             source, to_measure, dtype=dtype, provenance=about, force_license=force_license, graph=False
         )
-        most = int(_settings(Path(run)).get("eval_images", Recipe().eval_images))
+        most = int(read_about(Path(run)).get("eval_images", Recipe().eval_images))
         about |= _measured_again(about, *_measure(written, data, most, device, console))
         final = export_run(written, folder, dtype=dtype, provenance=about, graph=graph)
         return Exported(final, about["metrics"], about["rechecked"], verdict.get("sentence", ""))
-
-
-def _settings(run: Path) -> dict[str, Any]:
-    try:
-        return json.loads((run / "run.json").read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
 
 
 def _measure(

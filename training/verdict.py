@@ -30,6 +30,7 @@ from nnclr_hub.hub.registry import MODELS, default_model
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.decode import decode_scaled
 from nnclr_hub.images.reading import PLAIN, ImageReading
+from nnclr_hub.json_text import MALFORMED, parse_json
 from nnclr_hub.plural import counted
 from nnclr_hub.probe.cross_validation import FOLDS, K, out_of_fold
 from nnclr_hub.probe.knn import knn_classify
@@ -88,9 +89,9 @@ class Verdict:
     def read(cls, run: Path) -> Self | None:
         """Return the verdict in RUN/run.json; None for a run that has none yet."""
         try:
-            stored = json.loads((run / "run.json").read_text("utf-8")).get("verdict")
+            stored = parse_json((run / "run.json").read_bytes()).get("verdict")
             return None if stored is None else cls(**stored)
-        except (OSError, ValueError, TypeError):
+        except (OSError, *MALFORMED):
             return None
 
     @property

@@ -30,6 +30,7 @@ from nnclr_hub.images.listing import EXPECTED, find_units, in_tiles, is_archive,
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
 from nnclr_hub.images.tiles import Tiling
+from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
 from nnclr_hub.store.spec import Embeds
 
 PLAN = "plan.json"
@@ -233,7 +234,7 @@ class ShardPlan:
         """
         path = folder / PLAN
         try:
-            given = json.loads(path.read_bytes())
+            given = parse_json(path.read_bytes())
             if given["format"] != FORMAT or given["version"] != VERSION:
                 raise ValueError(f"it is {given['format']!r:.80}, version {given['version']!r:.80}")
             fields = {name: given[name] for name in KINDS}
@@ -249,8 +250,8 @@ class ShardPlan:
             raise InvalidRequest(
                 f"{folder} has no {PLAN}; expected a folder of shards that `nnclr embed --out` wrote."
             ) from error
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise InvalidRequest(f"{path} is not a valid plan ({str(error)[:150]}); use a new folder.") from error
+        except MALFORMED as error:
+            raise InvalidRequest(f"{path} is not a valid plan ({what_is_wrong(error)}); use a new folder.") from error
 
     def _check(self, wanted: tuple[str, str, int, str, int], places: Places, folder: Path) -> None:
         name, fingerprint, _, precision, shard_size = wanted

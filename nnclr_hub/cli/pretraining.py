@@ -48,7 +48,9 @@ def pretrain(
             "the free starter.",
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue the run in --out, or start it in an empty folder.")
+    ] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one per GPU; starts torchrun.")] = None,
     device: Device = None,
     minutes: Annotated[
@@ -119,6 +121,8 @@ def pretrain(
         return
     if not data or to is None:
         raise InvalidRequest(f"Give images and a run folder: nnclr pretrain {recipe} --data PHOTOS --out RUN.")
+    if resume and not to.exists():  # a script that starts a run or continues it makes the folder first
+        raise InvalidRequest(f"{to} does not exist, so it holds no run to continue; check --out, or omit --resume.")
     load_program("training", "data.named_sets").check_names(data)  # before torch is imported
     if init not in (None, "none"):
         from nnclr_hub.workbench.models import check_model

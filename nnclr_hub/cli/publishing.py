@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +13,7 @@ from nnclr_hub.cli.pretraining import Device
 from nnclr_hub.cli.programs import load_program
 from nnclr_hub.cli.verbs import Json, err, print_json, show
 from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.plural import counted
 from nnclr_hub.terminal import print_data
 
@@ -236,6 +236,6 @@ def _assignment(text: str) -> tuple[str, Any]:
     if not equals:
         raise InvalidRequest(f"--arg takes NAME=VALUE, for example num_heads=12; got {text!r}.")
     try:
-        return name, json.loads(value)
+        return name, parse_json(value)
     except ValueError:
         return name, value

@@ -31,6 +31,7 @@ from nnclr_hub.cli.verbs import (
     show,
 )
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest, ItemNotFound, StoreCorrupt
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.plural import counted
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.table_rows import LabelTable, read_rows
@@ -594,11 +595,11 @@ def set_metadata(
             rest = f"; items without a row: {found.unmatched_items}"
         else:
             try:
-                patch = json.loads(metadata or "")
+                patch = parse_json(metadata or "")
             except ValueError as error:
                 form = f"give the table with --from {metadata}" if str(metadata).endswith(".csv") else ""
                 form = form or 'write it like \'{"label": "cat"}\''
-                raise InvalidRequest(f"METADATA is not JSON ({error}); {form}.") from error
+                raise InvalidRequest(f"METADATA is not valid ({error}); {form}.") from error
             chosen = _chosen(collection, ids, where, table, path_column)
             updated = collection.update_metadata(patch, **chosen, replace=replace, keep=HASHES)
             counts, rest = {}, _unknown(name, ids, updated)

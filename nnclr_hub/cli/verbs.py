@@ -31,6 +31,7 @@ from nnclr_hub.errors import (
     UnknownModel,
     missing_package,
 )
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.plural import counted
 from nnclr_hub.terminal import PlainConsole, lines, show_warnings_safely
 
@@ -259,10 +260,10 @@ def parse_where(text: str | None) -> dict[str, Any] | None:
         InvalidFilter: it is not JSON.
     """
     try:
-        return json.loads(text) if text else None
-    except (ValueError, RecursionError) as error:
+        return parse_json(text) if text else None
+    except ValueError as error:
         raise InvalidFilter(
-            f'--where is not JSON ({error}); write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
+            f'--where is not valid ({error}); write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
         ) from error
 
 

@@ -5,9 +5,11 @@ bench = open_bench("./nnclr-store" | "milvus://host:19530/db" | "http://127.0.0.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nnclr_hub import store
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -16,8 +18,9 @@ if TYPE_CHECKING:
     from nnclr_hub.workbench import Workbench
 
 
+@checked
 def open_bench(
-    address: str,
+    address: str | Path,
     *,
     model: str | None = None,
     backend: str | None = None,
@@ -38,21 +41,22 @@ def open_bench(
 
         if model is not None or backend is not None or read_only:
             raise InvalidRequest("A server selects encoders itself; leave out model, backend and read_only.")
-        return Client(address, key)
+        return Client(str(address), key)
     from nnclr_hub.workbench import Encoders, Workbench
 
     return Workbench(Encoders(model, backend=backend), store.open_store(address, read_only))
 
 
-def open_store(uri: str, read_only: bool = False, *, memory: int | None = None) -> VectorStore:
+@checked
+def open_store(uri: str | Path, read_only: bool = False, *, memory: int | None = None) -> VectorStore:
     """Open a store as `nnclr_hub.store.open_store` does, or that of a server by its URL."""
     if is_server(uri):
         from nnclr_hub.client.client import Client
 
-        return Client(uri).store
+        return Client(str(uri)).store
     return store.open_store(uri, read_only, memory=memory)
 
 
-def is_server(address: str) -> bool:
+def is_server(address: str | Path) -> bool:
     """Return whether an address is the URL of a server."""
     return isinstance(address, str) and address.startswith(("http://", "https://"))

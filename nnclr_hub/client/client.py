@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from nnclr_hub.arguments import checked, checked_methods
 from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
 from nnclr_hub.client.remote import RemoteCollection, RemoteStore
@@ -60,6 +61,7 @@ class ServedModel:
         return cls(entry["id"], entry.get("dim") or 0, entry.get("fingerprint") or "")
 
 
+@checked_methods
 class Client:
     """A server. Each method blocks until its result is there. Threads may share one client.
 
@@ -67,6 +69,7 @@ class Client:
         timeout: seconds from a call to its result, including retries; uploads wait longer for a busy server.
     """
 
+    @checked
     def __init__(
         self, url: str = "http://127.0.0.1:8000", api_key: str | None = None, timeout: float = TIMEOUT_S
     ) -> None:

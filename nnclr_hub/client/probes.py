@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnclr_hub.arguments import checked_methods
 from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.transport import Call, Connection, make_error
 from nnclr_hub.client.uploads import files_of, send_files
@@ -58,6 +59,7 @@ class ProbeInfo:
         return cls(**known)
 
 
+@checked_methods
 class RemoteProbes:
     """Linear probes of a server.
 

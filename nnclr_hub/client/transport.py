@@ -32,6 +32,7 @@ from nnclr_hub.errors import (
     ServerUnreachable,
     ServiceError,
 )
+from nnclr_hub.json_text import parse_json, what_is_wrong
 
 log = logging.getLogger(__name__)
 CONNECTIONS = httpx.Limits(max_connections=64, max_keepalive_connections=16, keepalive_expiry=4.0)
@@ -55,7 +56,7 @@ class Answer:
     def json(self) -> Any:
         """Return the JSON of the body; anything else is a ServiceError."""
         try:
-            return json.loads(self.body)
+            return parse_json(self.body)
         except ValueError as error:
             kind = self.headers.get("content-type", "no content type")
             raise ServiceError(
@@ -70,8 +71,8 @@ class Answer:
             return read(body)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ServiceError(
-                f"The answer of {self.url} does not have the expected form ({type(error).__name__}: {error}); server "
-                "and client may have different versions."
+                f"The answer of {self.url} does not have the expected form ({what_is_wrong(error)}); server and client "
+                "may have different versions."
             ) from error
 
     @property

@@ -14,10 +14,11 @@ def find_device(wanted: str | torch.device | None) -> torch.device:
         InvalidRequest: the device does not exist.
     """
     try:
-        device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)
         if device.type != "cuda":
             torch.zeros(1, device=device).cpu()  # fails for kinds that torch knows by name only
-    except (RuntimeError, AssertionError, ImportError) as error:  # some kinds need another package
+    except (RuntimeError, AssertionError, ImportError, TypeError, ValueError) as error:
+        # some kinds need another package
         gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
         hint = f"use one of {', '.join(['cpu', *gpus])}" if gpus else "leave it out, or use cpu"
         raise InvalidRequest(f"The device {str(wanted)!r} does not exist; {hint}.") from error

@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.backends import (
     Backend,
     default_backend,
@@ -31,6 +32,7 @@ from nnclr_hub.hub.sources import PYTHON, Pins, Resolved, resolve, split_appende
 from nnclr_hub.images.reading import ImageReading
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 log = logging.getLogger(__name__)
@@ -39,10 +41,11 @@ log = logging.getLogger(__name__)
 DRIVERS = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
+@checked
 def load_encoder(
     source: str | Path,
     *,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     backend: str | None = None,
     precision: str | None = None,
     reading: ImageReading | None = None,
@@ -115,7 +118,7 @@ def _append(encoder: Encoder, parts: Appended) -> None:
     encoder.name = encoder.reading.within("+".join([split_reading(encoder.name)[0], *parts.names]))
 
 
-def _runs_on_cpu(device: str | None) -> bool:
+def _runs_on_cpu(device: str | torch.device | None) -> bool:
     return device == "cpu" or (device is None and sys.platform == "linux" and not any(map(os.path.exists, DRIVERS)))
 
 

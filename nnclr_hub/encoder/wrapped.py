@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.encoder import BATCH, Encoder
 from nnclr_hub.encoder.fingerprint import hash_state
 from nnclr_hub.encoder.preprocessing import EvalTransform, Preprocessing, Transform
@@ -97,6 +98,7 @@ class WrappedNetwork(nn.Module):
         return found.float()
 
 
+@checked
 def wrap_encoder(
     network: nn.Module | Callable[[Tensor], Any],
     transform: Preprocessing | Callable[[Image.Image], Any],

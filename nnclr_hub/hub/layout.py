@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.errors import ModelFilesMissing, ModelTooNew, WeightsMismatch
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.utf8 import is_utf8
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ def read_config(folder: Path) -> ModelConfig:
     """
     path = require(folder, CONFIG)
     try:
-        fields = json.loads(path.read_text("utf-8"))
+        fields = parse_json(path.read_bytes())
     except OSError as error:
         raise _unreadable(path, error) from error
-    except (ValueError, RecursionError) as error:
-        raise WeightsMismatch(f"{path} is not valid JSON ({error}); download or export the model again.") from error
+    except ValueError as error:
+        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
     if not isinstance(fields, dict):
         raise WeightsMismatch(f"{path} is not a JSON object; download or export the model again.")
     missing = [name for name, kind in REQUIRED.items() if not isinstance(fields.get(name), kind)]

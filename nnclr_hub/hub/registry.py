@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import ModelFilesMissing, UnknownModel
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -252,6 +253,7 @@ def default_model() -> str:
     return next(iter(MODELS))
 
 
+@checked
 def model_info(name: str) -> ModelInfo:
     """Return the registry entry of an encoder.
 

@@ -11,7 +11,6 @@ groups that are in use stay in memory.
 
 from __future__ import annotations
 
-import json
 import os
 from bisect import bisect_right
 from collections.abc import Iterator
@@ -23,6 +22,7 @@ from typing import Any, NamedTuple
 
 from nnclr_hub.errors import ImageError, InvalidRequest, NNCLRHubError
 from nnclr_hub.images.byte_cache import ByteCache
+from nnclr_hub.json_text import MALFORMED, parse_json
 from nnclr_hub.missing_values import is_missing
 from nnclr_hub.remote_files import is_address, open_file_system, reading
 
@@ -116,9 +116,9 @@ def _layout(table: str, changed: float) -> _Layout:
         groups = tuple(accumulate(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)))
     label = next((name for name in LABELS if name in schema.names), "")
     try:  # as `datasets` keeps the names of classes in a file
-        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        features = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"]
         classes = tuple(map(str, features[label]["names"]))
-    except (KeyError, TypeError, ValueError):
+    except MALFORMED:
         classes = ()
     for name in (one for one in COLUMNS if one in schema.names):
         kind = schema.field(name).type

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.metrics import require_finite
+from nnclr_hub.probe.linear_probe import feature_matrix
 
 CHUNK = 1024  # queries at a time
 
 
+@checked
 def knn_classify(
     train_features: np.ndarray,
     train_labels: np.ndarray,
@@ -37,6 +39,7 @@ def knn_classify(
     Raises:
         InvalidRequest: no training vectors, lengths that differ, k or temperature out of range, or NaN or infinity.
     """
+    train_features, features = feature_matrix(train_features), feature_matrix(features)
     if k < 1 or not temperature > 0:
         raise InvalidRequest(f"k must be at least 1 and temperature above 0, got {k=}, {temperature=}.")
     if not len(train_features) or len(train_features) != len(train_labels):
@@ -44,8 +47,6 @@ def knn_classify(
             f"k-NN needs at least one training vector, and one label for each; "
             f"got {len(train_features)} vectors and {len(train_labels)} labels."
         )
-    for rows in (train_features, features):
-        require_finite(rows)
     import torch
     import torch.nn.functional as F
 

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.missing_values import is_missing
 from nnclr_hub.probe.linear_probe import Label, LinearProbe, Region, feature_matrix
@@ -31,6 +32,7 @@ SWEEP_ITERATIONS = 30  # enough to rank penalties; the final fit continues to th
 VALIDATION = 0.2  # share of the rows that is held out to choose the L2
 
 
+@checked
 def fit_linear_probe(
     features: np.ndarray,
     labels: Sequence[Label] | np.ndarray,

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.html_table import html_table
+from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
 from nnclr_hub.probe.metrics import Label, require_finite
 
 HELD_OUT = 0.2  # share of the rows on which the limit is measured
@@ -217,7 +219,7 @@ class LinearProbe:
         from safetensors.numpy import load
 
         try:
-            description, arrays = json.loads(about), load(weights)
+            description, arrays = parse_json(about), load(weights)
             classes = tuple(description["classes"])
             if not len(classes) == len(arrays["weight"]) == len(arrays["bias"]):
                 raise ValueError(f"{len(classes)} classes for {len(arrays['weight'])} rows of weights")
@@ -227,9 +229,10 @@ class LinearProbe:
                 region = Region(*parts, float(description["region_limit"]))
             known = {name: description[name] for name in SAVED}
             return cls(arrays["weight"], arrays["bias"], classes, **known, region=region)
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise InvalidRequest(f"The probe {named} is damaged ({error}); fit it again.") from error
+        except (SafetensorError, *MALFORMED) as error:
+            raise InvalidRequest(f"The probe {named} is damaged ({what_is_wrong(error)}); fit it again.") from error
 
+    @checked
     def save(self, folder: str | Path) -> Path:
         """Write probe.safetensors and probe.json to a folder."""
         folder = Path(folder)
@@ -240,6 +243,7 @@ class LinearProbe:
         return folder
 
     @classmethod
+    @checked
     def load(cls, folder: str | Path) -> LinearProbe:
         """Read what `save` wrote.
 

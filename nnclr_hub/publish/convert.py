@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.backbones import backbone_with_weights, create_backbone, default_side, sized, uninitialized
 from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, ModelFilesMissing, WeightsMismatch
@@ -65,6 +66,7 @@ class Converted:
     dropped: Mapping[str, int] = field(default_factory=dict)
 
 
+@checked
 def convert_checkpoint(
     path: str | Path,
     folder: str | Path,

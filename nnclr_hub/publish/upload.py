@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import (
@@ -68,6 +69,7 @@ class Published:
         return f"hf-hub:{self.repository}@{self.commit}" if self.commit else None
 
 
+@checked
 def publish_model(
     folder: str | Path,
     repository: str,
@@ -132,6 +134,7 @@ def publish_model(
     return plan
 
 
+@checked
 def push_to_hub(
     encoder: Encoder,
     repository: str,

@@ -8,16 +8,20 @@ with open_store("./nnclr-store") as store:
 
 from __future__ import annotations
 
-from os import PathLike
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest, MissingDependency
 
 if TYPE_CHECKING:
     from nnclr_hub.store.base import VectorStore
 
 
-def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, shared: bool = False) -> VectorStore:
+@checked
+def open_store(
+    uri: str | Path, read_only: bool = False, *, memory: int | None = None, shared: bool = False
+) -> VectorStore:
     """Open a store, or create it if it does not exist.
 
     Args:
@@ -32,7 +36,7 @@ def open_store(uri: str, read_only: bool = False, *, memory: int | None = None, 
         InvalidRequest: the URI is invalid, or read_only and the folder has no store, or it cannot be shared.
     """
     is_server = str(uri).startswith(("milvus://", "milvus+tls://"))
-    if not isinstance(uri, str | PathLike) or not str(uri) or ("://" in str(uri) and not is_server):
+    if not str(uri) or ("://" in str(uri) and not is_server):
         raise InvalidRequest(f"{uri!r} is not a valid store; expected a folder or milvus://HOST:PORT.")
     uri, is_file = str(uri), str(uri).endswith(".milvus.db")
     if shared and not is_server and (is_file or not read_only):

@@ -31,8 +31,10 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import DiskFull, InvalidRequest, NNCLRHubError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
@@ -103,6 +105,7 @@ class BackupReport:
 # ------------------------------------------------------------------------------ make a backup
 
 
+@checked
 def back_up(
     store: VectorStore, to: str | Path, keep: int | None = None, *, progress: Progress = lambda done, total: None
 ) -> BackupReport:
@@ -285,24 +288,28 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
             unreadable[id] = error
     old, kept = sound[:-keep], sound[-keep:]
     lost = [id for id, error in unreadable.items() if isinstance(error, StoreCorrupt) and id < kept[0].id]
+    for id in lost:
+        log.warning("a backup that cannot be read is removed, as older than those to keep (%s)", unreadable[id])
     place.remove([f"backups/{id}.json" for id in [*(backup.id for backup in old), *lost]])
     used = {sha256 for backup in kept for sha256, _ in backup.chunks}
     # also those that a crash has left
     is_known = len(unreadable) == len(lost)
     unused = {name: size for name, size in place.chunks().items() if is_known and name not in used}
     place.remove([f"chunks/{name}" for name in unused])
-    return len(old), sum(unused.values())
+    return len(old) + len(lost), sum(unused.values())
 
 
 # ------------------------------------------------------------------------------ list, verify and restore
 
 
+@checked
 def list_backups(source: str | Path) -> list[Backup]:
     """Return the backups at an address, oldest first; those with a damaged description are left out with a warning."""
     place = _Place(source)
     return list(place.sound(place.ids()))
 
 
+@checked
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
@@ -330,6 +337,7 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
     return {id: place.with_hint(id, problems[id]) if id in problems else None for id in place.ids() if id in checked}
 
 
+@checked
 def restore(
     source: str | Path,
     folder: str | Path,
@@ -490,7 +498,7 @@ class _Place:
         """Return a backup; raise StoreCorrupt if its description is missing or damaged."""
         data, name = self._read(f"backups/{id}.json"), f"{self._address}/backups/{id}.json"
         try:
-            content: dict[str, Any] = json.loads(data)
+            content: dict[str, Any] = parse_json(data)
             if content.pop("sha256") != _checksum(content):
                 raise ValueError("it fails its checksum")
             if content.pop("format") != FORMAT:
@@ -498,8 +506,8 @@ class _Place:
             files = {name: [(sha256, size) for sha256, size in file] for name, file in content.pop("files").items()}
             missing = tuple(content.pop("missing", ()))
             return Backup(**content, files=files, missing=missing)
-        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-            raise StoreCorrupt(f"{name} is damaged ({error}); use another backup.") from error
+        except MALFORMED as error:
+            raise StoreCorrupt(f"{name} is damaged ({what_is_wrong(error)}); use another backup.") from error
 
     def sound(self, ids: Iterable[str]) -> Iterator[Backup]:
         """Yield the backups whose description can be read."""

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ import orjson
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.plural import counted
-from nnclr_hub.store.items import Item
+from nnclr_hub.store.items import Item, SearchOptions
 from nnclr_hub.store.spec import CollectionSpec
 
 MAX_K = 10_000
@@ -30,6 +31,7 @@ UNIT_TOLERANCE = 1e-6  # a squared length this close to 1 is that of a unit vect
 MAX_LIMIT = 10_000
 MAX_METADATA = 64 * 1024
 MAX_THUMBNAIL = 32 * 1024
+JPEG = b"\xff\xd8\xff"  # the first bytes of each
 MAX_NAME = 128
 NAME = rf"[A-Za-z0-9._~-]{{1,{MAX_NAME}}}"  # as a pattern; `.` and `..` are not names
 _NAME = re.compile(NAME)
@@ -72,17 +74,20 @@ def check_whole(name: str, value: int, most: int) -> int:
     return int(value)
 
 
-def check_search(k: int, effort: int | None, threshold: float | None) -> None:
-    """Check the numbers of a search; its filter is checked when it is compiled."""
+def check_search(k: int, options: SearchOptions) -> None:
+    """Check what a search asks for; its filter is checked when it is compiled."""
     check_whole("k", k, MAX_K)
-    if effort is not None:
-        check_whole("effort", effort, MAX_EFFORT)
-    check_threshold(threshold)
+    if options.effort is not None:
+        check_whole("effort", options.effort, MAX_EFFORT)
+    check_threshold(options.score_threshold)
+    for name in ("exact", "with_vector", "with_percentile"):
+        if not isinstance(value := getattr(options, name), bool | np.bool_):
+            raise InvalidRequest(f"{name} must be true or false, got {value!r:.80}.")
 
 
 def check_threshold(threshold: float | None) -> None:
     """Check a score threshold."""
-    is_number = isinstance(threshold, int | float) and not isinstance(threshold, bool) and threshold == threshold
+    is_number = isinstance(threshold, Real) and not isinstance(threshold, bool) and threshold == threshold
     if threshold is not None and not is_number:
         raise InvalidRequest(f"score_threshold must be a number, got {threshold!r}.")
 
@@ -186,10 +191,10 @@ def described_items(items: Sequence[Item]) -> tuple[list[str], list[str]]:
         if not isinstance(item, Item):
             raise InvalidRequest(f"Each item must be an Item(id, vector, metadata, thumbnail), got {item!r:.80}.")
         jpeg = item.thumbnail
-        if jpeg is not None and (not isinstance(jpeg, bytes) or len(jpeg) > MAX_THUMBNAIL):
-            size = f"{counted(len(jpeg), 'byte')}" if isinstance(jpeg, bytes) else type(jpeg).__name__
+        if jpeg is not None and not (isinstance(jpeg, bytes) and jpeg[:3] == JPEG and len(jpeg) <= MAX_THUMBNAIL):
+            got = f"{counted(len(jpeg), 'byte')}, {jpeg[:8]!r}..." if isinstance(jpeg, bytes) else type(jpeg).__name__
             raise InvalidRequest(
-                f"The thumbnail of item {item.id!r} must be at most {MAX_THUMBNAIL} bytes, got {size}."
+                f"The thumbnail of item {item.id!r:.150} must be a JPEG of at most {MAX_THUMBNAIL} bytes, got {got}."
             )
     ids = check_ids([item.id for item in items])
     return ids, list(map(metadata_json, items))

@@ -26,8 +26,8 @@ def check_choice(ids: Sequence[str] | None, where: Where | None) -> tuple[list[s
     group = parse(where)
     if not any(group.conditions()) and _passes_all(group):  # such as that of a form in which nothing was chosen
         raise InvalidFilter(
-            f"A filter without a condition selects all items, got {where!r:.80}. Drop the collection to delete them. "
-            'To change them all, give {"must_not": [{"ids": []}]}.'
+            f"The filter {where!r:.80} has no condition, so it selects all items; give it one. To delete a collection "
+            "with all its items, drop it: `nnclr store drop NAME`."
         )
     return None, group
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -31,6 +32,7 @@ from nnclr_hub.errors import (
     StoreTooNew,
 )
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
 from nnclr_hub.store.base import Collection, Item, Progress, VectorStore
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.disk import fsync_folder, written_whole
@@ -82,6 +84,7 @@ def require_parquet() -> None:
 # ------------------------------------------------------------------------------ export
 
 
+@checked
 def export_collection(
     collection: Collection,
     folder: Path,
@@ -159,6 +162,7 @@ def _sha256(path: Path) -> str:
 # ------------------------------------------------------------------------------ import
 
 
+@checked
 def import_collection(
     store: VectorStore,
     name: str,
@@ -223,14 +227,14 @@ def read_manifest(folder: Path) -> Manifest:
     """Read collection.json, but not the other files."""
     path, hint = folder / MANIFEST, "export the collection again"
     try:
-        content = json.loads(path.read_bytes())
+        content = parse_json(path.read_bytes())
     except OSError as error:
         raise InvalidRequest(
             f"{folder} is not an exported collection ({path.name}: {error.strerror}); give a folder that "
             "`nnclr store export` wrote, or use `nnclr index` for a folder of images."
         ) from error
-    except (ValueError, RecursionError) as error:
-        raise StoreError(f"{path} is not JSON ({str(error)[:80]}); {hint}.") from error
+    except ValueError as error:
+        raise StoreError(f"{path} is damaged ({error}); {hint}.") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise InvalidRequest(f"{path} is not the manifest of an export: it lacks the format {FORMAT!r}.")
     if (version := content.get("version")) != VERSION:
@@ -246,8 +250,8 @@ def read_manifest(folder: Path) -> Manifest:
         if manifest.items != sum(file["items"] for file in files):
             raise ValueError("the number of items is not the sum of the files")
         return manifest
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise StoreError(f"{path} is invalid ({type(error).__name__}: {str(error)[:150]}); {hint}.") from error
+    except MALFORMED as error:
+        raise StoreError(f"{path} is damaged ({what_is_wrong(error)}); {hint}.") from error
 
 
 def _read(path: Path, dim: int) -> Iterator[list[Item]]:
@@ -260,7 +264,7 @@ def _read(path: Path, dim: int) -> Iterator[list[Item]]:
             vectors = numbers.astype(np.float32).reshape(len(rows), dim)
             columns = (rows.column(name).to_pylist() for name in ("id", "metadata", "thumbnail"))
             yield [
-                Item(id, vector, json.loads(text), thumbnail)
+                Item(id, vector, parse_json(text), thumbnail)
                 for vector, id, text, thumbnail in zip(vectors, *columns, strict=True)
             ]
 
@@ -271,10 +275,9 @@ def _readable(path: Path) -> Iterator[Path]:
 
     try:
         yield path
-    except (ArrowException, ValueError, KeyError, OSError, RecursionError) as error:
+    except (ArrowException, OSError, *MALFORMED) as error:
         raise StoreError(
-            f"{path} is not as it was exported ({' '.join(str(error).split())[:200]}); copy the export again from its "
-            "source."
+            f"{path} is not as it was exported ({what_is_wrong(error)}); copy the export again from its source."
         ) from error
 
 

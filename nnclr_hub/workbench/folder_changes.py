@@ -35,6 +35,7 @@ from nnclr_hub.images.listing import (
 )
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
@@ -499,8 +500,8 @@ def metadata_of(image: Source, texts: Sequence[tuple[str, str]] | None = None) -
     metadata: dict[str, Any] = key
     for kind, text in image.read_texts() if texts is None else texts:
         try:
-            value = text if kind == "txt" else json.loads(text)
-        except (ValueError, RecursionError):
+            value = text if kind == "txt" else parse_json(text)
+        except ValueError:
             value = text
         fields = value if kind == "json" and isinstance(value, dict) else {kind: value}
         for candidate in (metadata | fields | key, metadata | {kind: text}):

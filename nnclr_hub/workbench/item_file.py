@@ -13,7 +13,6 @@ tables are decoded in a process with limits, which returns one batch of rows at 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, time
@@ -24,6 +23,7 @@ import numpy as np
 
 from nnclr_hub.errors import ImageError, ImageTooExpensive, InvalidRequest
 from nnclr_hub.images.pool import DecodingLimits, DecodingPool
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.missing_values import is_nan
 from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Item
@@ -106,9 +106,9 @@ def _lines(path: Path) -> Iterator[Row]:
 def _parsed(line: bytes) -> Item | str:
     """Return the item of a line of JSON, or why it is not one."""
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        return f"The line is not JSON ({error})."
+        row = parse_json(line)
+    except ValueError as error:
+        return f"The line is not valid ({error})."
     if not isinstance(row, dict) or row.keys() - set(FIELDS) or not {"id", "vector"} <= row.keys():
         return "The line must be an object with id and vector, and may have metadata."
     return _item(row["id"], row["vector"], row.get("metadata"), {})
@@ -118,13 +118,13 @@ def _item(id: Any, vector: Any, metadata: Any, extra: Mapping[str, Any]) -> Item
     """Return an item, or why its parts do not make one; the collection checks the values."""
     try:
         if isinstance(metadata, str):
-            metadata = json.loads(metadata)
+            metadata = parse_json(metadata)
         if not isinstance(metadata, Mapping | None):
             return f"The metadata must be an object, got {metadata!r:.80}."
         if not isinstance(id, str):
             return f"The id must be a string, got {id!r:.80}; write it in quotes."
         return Item(id, decode_vector(vector), {**extra, **(metadata or {})})
-    except (InvalidRequest, ValueError, RecursionError) as error:
+    except ValueError as error:  # also InvalidRequest
         return str(error)
 
 

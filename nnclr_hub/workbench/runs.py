@@ -8,7 +8,6 @@ A run does not record whether its process is alive, so a run whose log has not c
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nnclr_hub.errors import RunNotFound
+from nnclr_hub.json_text import parse_json
 
 ABOUT, LOG, REPORT = "run.json", "log.jsonl", "report.html"
 SILENT_S = 180.0
@@ -99,7 +99,7 @@ def _run(path: Path, name: str) -> Run:
 def _about(path: Path) -> dict[str, Any]:
     try:
         with (path / ABOUT).open("rb") as file:
-            about = json.loads(file.read(MOST_ABOUT))
+            about = parse_json(file.read(MOST_ABOUT))
     except (OSError, ValueError):  # being written, or damaged; the run is listed all the same
         return {}
     return about if isinstance(about, dict) else {}
@@ -116,7 +116,7 @@ def _last_lines(path: Path) -> list[dict[str, Any]]:
         return []
     for line in lines:
         with suppress(ValueError):  # cut off at its start, or not yet complete
-            one = json.loads(line)
+            one = parse_json(line)
             items = one.items() if isinstance(one, dict) else ()
             found.append({key: n for key, n in items if isinstance(n, int | float) and abs(n) < 1e300})
     return found

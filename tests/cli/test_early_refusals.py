@@ -11,6 +11,7 @@ from commands import in_another_process
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
+DEEP = "[" * 50_000 + "]" * 50_000
 WITHOUT_TORCH = """
 class Refusing:
     def find_spec(self, name, path=None, target=None):
@@ -84,6 +85,10 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["search", photo, *search[2:], "--out", "matches.txt"],
         [*search, "--where", "{"],
         [*search, "--where", "[1]"],
+        [*search, "--where", DEEP],
+        ["store", "delete", "c", "--where", DEEP, "--store", "store"],
+        ["store", "delete", "c", "--where", "{}", "--store", "store"],
+        ["store", "set", "c", DEEP, "--id", "a", "--store", "store"],
         [*search, "-k", "100000"],
         [*search, "--effort", "0"],
         [*search, "--box", "0,0,9999,9"],
@@ -119,6 +124,7 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         ["pretrain", "small_cpu", "--data", str(photos), "--out", "run", "--set", "nope=1"],
         *(["pretrain", "small_cpu", "--settings", "--set", wrong] for wrong in ("epochs=many", "epochs", "epochs=0")),
         ["pretrain", "small_cpu"],
+        ["pretrain", "small_cpu", "--data", str(photos), "--out", "runn", "--resume"],
         ["pretrain", "auto", "--data", "nowhere", "--out", "run"],
         ["pretrain", "auto", "--data", str(photos), "--out", "run", "--init", "nope"],
         ["ablate", "k", "--data", "nowhere"],

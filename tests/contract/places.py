@@ -25,6 +25,7 @@ PLACES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
 }
 PARAMS = [pytest.param(name, marks=[pytest.mark.scale] if name in SERVERS else []) for name in PLACES]
 
+JPEG = b"\xff\xd8\xff"  # how each one begins
 THUMBNAILS = [True]  # whether `items` have thumbnails, which cannot be sent to a server
 N, DIM = 60, 8
 _rng = np.random.default_rng(0)
@@ -85,7 +86,7 @@ def thumbnail(jpeg: bytes) -> bytes | None:
 
 
 def items(start: int = 0, stop: int = N) -> list[Item]:
-    thumbnails = [None, *map(thumbnail, (b"", b"\xff\xd8jpeg\x00", bytes(32 * 1024)))]
+    thumbnails = [None, *map(thumbnail, (JPEG, JPEG + b"jpeg\x00", JPEG + bytes(32 * 1024 - 3)))]
     ids = [f"{'Az9._~-'[i % 7]}{i}" for i in range(N)]
     return [Item(ids[i], VECTORS[i], metadata_of(i), thumbnails[i % 4]) for i in range(start, stop)]
 

@@ -13,6 +13,7 @@ from contract.places import (
     DIM,
     FILTERS,
     IDS,
+    JPEG,
     LABELS,
     QUERIES,
     VECTORS,
@@ -65,7 +66,7 @@ def test_a_request_of_any_size_is_stored_whole_also_when_it_replaces(collection,
                 f"i{n:03}",
                 row * (1 + version),
                 {"v": version, f"only{version}": n},
-                thumbnail(b"jpeg") if n % 3 else None,
+                thumbnail(JPEG) if n % 3 else None,
             )
             for n, row in enumerate(rows)
         ]
@@ -77,7 +78,11 @@ def test_a_request_of_any_size_is_stored_whole_also_when_it_replaces(collection,
 
 def test_the_last_item_of_an_id_wins(collection):
     collection.upsert(
-        [Item("z", VECTORS[0], {"v": 1}, thumbnail(b"jpeg")), Item("y", VECTORS[1]), Item("z", VECTORS[2], {"v": 2})]
+        [
+            Item("z", VECTORS[0], {"v": 1}, thumbnail(JPEG)),
+            Item("y", VECTORS[1]),
+            Item("z", VECTORS[2], {"v": 2}),
+        ]
     )
     assert plain(listed(collection)) == [("y", {}, None), ("z", {"v": 2}, None)]
     assert collection.search(VECTORS[2], 1)[0].id == "z"
@@ -128,8 +133,8 @@ BAD_ITEMS = [
     Item("a", np.zeros(DIM)),
     Item("a", np.array(["x"] * DIM)),
     Item("a", np.ones(DIM), ["x"]),
-    Item("a", np.ones(DIM), {}, b"x" * 32_769),
-    Item("a", np.ones(DIM), {}, "text"),
+    Item("a", np.ones(DIM), {}, JPEG + bytes(32_766)),
+    *(Item("a", np.ones(DIM), {}, other) for other in ("text", b"", b"\x89PNG\r\n", bytearray(JPEG))),
     {"id": "a"},
     *(
         Item("a", np.ones(DIM), {"x": [value]})

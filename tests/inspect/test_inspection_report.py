@@ -229,7 +229,7 @@ def test_unreadable_thumbnails_and_classes_of_few_images_are_left_out_of_a_compa
         collection = store.create("photos", CollectionSpec(2))
         for i in range(42):
             pattern(i % 2, i).save(jpeg := io.BytesIO(), "JPEG")
-            content = b"no image" if i == 7 else jpeg.getvalue()
+            content = b"\xff\xd8\xff no image" if i == 7 else jpeg.getvalue()
             label = "one" if i == 6 else "rows" if i % 2 else "columns"
             collection.upsert([Item(f"i{i}", np.ones(2, np.float32), {"label": label}, content)])
         found = compare_on_collection(collection, [("pixels", FLOORS["pixels"])])

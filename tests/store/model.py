@@ -82,7 +82,7 @@ class World:
         dice, spec, items = self.dice, self.collection.spec, []
         for id in ids:
             vector = dice.rng.normal(size=spec.dim).astype(np.float32)
-            items.append(Item(id, vector, dice.metadata(), dice.one([None, dice.rng.bytes(9)])))
+            items.append(Item(id, vector, dice.metadata(), dice.one([None, b"\xff\xd8\xff" + dice.rng.bytes(9)])))
             kept = unit(vector) if spec.metric == "cosine" else vector
             kept = kept.astype(np.float16 if spec.precision == "f16" else np.float32).astype(np.float32)
             self.truth[id] = kept, dict(items[-1].metadata), items[-1].thumbnail

@@ -1,7 +1,9 @@
 """Backups against a dict: what is restored is what was stored then, whatever happens at the same time."""
 
+import json
 import os
 import random
+import re
 import resource
 import signal
 import sqlite3
@@ -80,7 +82,7 @@ def test_each_backup_restores_what_was_stored_then(destination, tmp_path):
                 collection.update_metadata({"edited": step}, ids=ids)
             else:
                 some = vectors(len(ids), rng.randrange(10**6))
-                thumbnail = rng.choice((None, b"jpeg"))
+                thumbnail = rng.choice((None, b"\xff\xd8\xffjpeg"))
                 collection.upsert([Item(id, v, {"step": step}, thumbnail) for id, v in zip(ids, some, strict=True)])
             if rng.random() < 0.1:
                 collection.compact()
@@ -258,7 +260,7 @@ def test_damage_of_a_backup_is_reported_and_restores_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [None, 2])
-def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path, destination, keep):
+def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_path, destination, keep, caplog):
     first, second, third = three_backups
     files, root = url_to_fs(destination)
     name, before = f"{root}/backups/{third}.json", chunks_at(destination)
@@ -275,10 +277,36 @@ def test_a_damaged_description_blocks_only_its_own_backup(three_backups, tmp_pat
         [lost] = filter(None, (problems := verify_backups(destination)).values())
         assert problems == {**({} if keep else {first: None}), second: None, third: lost, report.id: None}
         assert restored(destination, tmp_path / "new", at=report.id)["c"] == three_backups[third]
-        assert back_up(store, destination, keep=1).freed > 0  # nor as soon as it is older than all that are kept
+        caplog.clear()
+        again = back_up(store, destination, keep=1)  # nor as soon as it is older than all that are kept
+        assert again.freed > 0
+        assert again.removed == (4 if keep is None else 3), "with the damaged one"
+        assert sum(third in one.getMessage() and "removed" in one.getMessage() for one in caplog.records) == 1
     used = {sha256 for backup in list_backups(destination) for sha256, _ in backup.chunks}
     assert chunks_at(destination).keys() == used
     assert len(files.ls(f"{root}/backups")) == 1
+
+
+DEEP = b"[" * 10**5 + b"]" * 10**5
+DAMAGED = (b"", b"{", b"[]", b"3", b"null", b"{}", b'{"sha256": []}', b"\xff{}", b'{"sha256": ' + DEEP + b"}", DEEP)
+
+
+def test_a_damaged_description_is_reported_without_words_of_python(tmp_path, caplog):
+    with open_store(str(tmp_path / "store")) as store:
+        filled(store)
+        id = back_up(store, tmp_path / "to").id
+    description = tmp_path / "to" / "backups" / f"{id}.json"
+    whole = json.loads(description.read_bytes())
+    for content in (*DAMAGED, *(json.dumps({k: v for k, v in whole.items() if k != key}).encode() for key in whole)):
+        description.write_bytes(content)
+        with pytest.raises(StoreCorrupt) as refused:
+            restore(tmp_path / "to", tmp_path / "r")
+        (problem,) = verify_backups(tmp_path / "to").values()
+        assert list_backups(tmp_path / "to") == []
+        for words in (str(refused.value), problem, caplog.text):
+            assert str(description) in words
+            assert not re.search(r"object|attribute|argument|recursion|codec|Expecting|Error|NoneType", words), words
+        caplog.clear()
 
 
 @pytest.mark.parametrize("fault", ["damaged", "an item", "missing", "later format"])

@@ -25,7 +25,7 @@ def damaged_store(request, tmp_path_factory) -> tuple[Path, dict]:
     with open_small_store(folder, settings=WITHOUT_SNAPSHOTS) as store:
         collection = store.create("c", CollectionSpec(DIM, "l2", indexed=("label",), index="hnsw"))
         everything = [
-            Item(f"i{n}", v, {"label": "cd"[n % 2], "path": f"{n}.jpg"}, b"jpeg%d" % n if n % 3 else None)
+            Item(f"i{n}", v, {"label": "cd"[n % 2], "path": f"{n}.jpg"}, b"\xff\xd8\xffjpeg%d" % n if n % 3 else None)
             for n, v in enumerate(VECTORS)
         ]
         collection.upsert(everything[:300])

@@ -40,7 +40,7 @@ def items(count: int = COUNT) -> list[Item]:
             f"item-{n:03}",
             rng.normal(size=DIM).astype(np.float32),
             {"label": "Katze 猫", "n": n, "nested": {"x": [1.5, None, True]}} if n % 3 else {},
-            b"\xff\xd8 no real JPEG " + bytes([n]) if n % 2 else None,
+            b"\xff\xd8\xff no real JPEG " + bytes([n]) if n % 2 else None,
         )
         for n in range(count)
     ]

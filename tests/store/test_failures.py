@@ -37,7 +37,7 @@ def filled(folder, n: int = 300, settings: StoreSettings = GRAPH, compared: Comp
     store = EmbeddedStore(folder, settings=settings)
     index = "hnsw" if settings is GRAPH else "auto"
     collection = store.create("c", CollectionSpec(DIM, index=index, vectors=compared))
-    collection.upsert([Item(f"i{i:03}", v, {"n": i}, b"jpeg") for i, v in enumerate(vectors(n))])
+    collection.upsert([Item(f"i{i:03}", v, {"n": i}, b"\xff\xd8\xffjpeg") for i, v in enumerate(vectors(n))])
     return store, collection
 
 
@@ -65,7 +65,7 @@ def test_requests_of_one_commit_share_it_and_the_error_of_one_harms_no_other(tmp
     release, commits, refused = threading.Event(), [], []
     (file,) = tmp_path.glob("collections/*.sqlite")
     with closing(sqlite3.connect(file)) as other, other:
-        trouble = "CREATE TRIGGER trouble BEFORE INSERT ON thumbnails WHEN NEW.jpeg = x'00'"
+        trouble = "CREATE TRIGGER trouble BEFORE INSERT ON thumbnails WHEN NEW.jpeg = x'FFD8FF00'"
         other.execute(f"{trouble} BEGIN SELECT RAISE(ABORT, 'trouble'); END")
 
     def held() -> None:
@@ -74,7 +74,9 @@ def test_requests_of_one_commit_share_it_and_the_error_of_one_harms_no_other(tmp
 
     def write(i: int) -> None:
         try:
-            collection.upsert([replace(one(f"t{i}", i), thumbnail=b"\0" if i % 16 == 5 else b"jpeg")])
+            collection.upsert(
+                [replace(one(f"t{i}", i), thumbnail=b"\xff\xd8\xff\0" if i % 16 == 5 else b"\xff\xd8\xffjpeg")]
+            )
         except StoreError:
             refused.append(i)
 

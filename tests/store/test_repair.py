@@ -20,7 +20,7 @@ VECTORS = np.random.default_rng(0).normal(size=(300, DIM)).astype(np.float32)
 def folder(tmp_path) -> Path:
     """With the closed collection c of three hundred items, with an index on `label`."""
     with open_store(str(tmp_path)) as store:
-        items = [Item(f"i{i:03}", v, {"n": i, "label": "cat"}, b"jpeg") for i, v in enumerate(VECTORS)]
+        items = [Item(f"i{i:03}", v, {"n": i, "label": "cat"}, b"\xff\xd8\xffjpeg") for i, v in enumerate(VECTORS)]
         store.create("c", CollectionSpec(DIM)).upsert(items)
     return tmp_path
 

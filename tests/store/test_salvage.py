@@ -29,7 +29,7 @@ def whole(tmp_path_factory) -> Path:
     """A store with the closed collection c, whose rows 1 ... 10 were replaced."""
     folder = tmp_path_factory.mktemp("whole")
     items = [
-        Item(id, v, {"n": i, "path": "x" * 100}, b"jpeg" * 20)
+        Item(id, v, {"n": i, "path": "x" * 100}, b"\xff\xd8\xffjpeg" * 20)
         for i, (id, v) in enumerate(zip(IDS, VECTORS, strict=True))
     ]
     with open_store(str(folder)) as store:

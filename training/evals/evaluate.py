@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.backends.base import parse_backend
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.features import FeatureSource
@@ -124,6 +125,7 @@ def settings_of(name: str) -> dict[str, Any]:
 # ------------------------------------------------------------------------------ the verb
 
 
+@checked
 def evaluate(
     protocols: str | Sequence[str],
     sources: str | Sequence[str],

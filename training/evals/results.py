@@ -20,6 +20,7 @@ from rich.table import Table
 import nnclr_hub
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
 from nnclr_hub.probe.uncertainty import Difference, paired_difference
 
 NAME = "results.json"
@@ -124,10 +125,10 @@ class Results:
         if not self._path.exists():
             return []
         try:
-            return [EvaluationRecord(**one) for one in json.loads(self._path.read_text("utf-8"))]
-        except (ValueError, TypeError, OSError) as error:
+            return [EvaluationRecord(**one) for one in parse_json(self._path.read_bytes())]
+        except (OSError, *MALFORMED) as error:
             raise InvalidRequest(
-                f"{self._path} was not written by nnclr eval ({error}); choose another --out."
+                f"{self._path} was not written by nnclr eval ({what_is_wrong(error)}); choose another --out."
             ) from error
 
     def existing(self, record: EvaluationRecord) -> EvaluationRecord | None:

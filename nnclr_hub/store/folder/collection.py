@@ -195,7 +195,7 @@ class EmbeddedCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = checks.check_queries(vectors, self.spec)
-        checks.check_search(k, options.effort, options.score_threshold)
+        checks.check_search(k, options)
         group, known = EVERYTHING if options.where is None else parse(options.where), self._files.filters
 
         def find(connection: sqlite3.Connection, state: State) -> list[list[Match]]:

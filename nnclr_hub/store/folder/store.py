@@ -17,6 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreError
 from nnclr_hub.store.base import Collection, VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
@@ -51,6 +52,7 @@ class EmbeddedStore(VectorStore):
         StoreTooNew, StoreCorrupt, StoreError: it cannot be opened.
     """
 
+    @checked
     def __init__(
         self,
         folder: str | Path,

@@ -142,7 +142,7 @@ class MilvusCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = check_queries(vectors, self.spec)
-        check_search(k, options.effort, options.score_threshold)
+        check_search(k, options)
         expression = self._expression(options.where)
         if options.exact and self._index.effort:
             raise InvalidRequest(

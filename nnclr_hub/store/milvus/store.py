@@ -18,6 +18,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import CollectionNotFound, InvalidRequest
 from nnclr_hub.store.base import VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
@@ -40,6 +41,7 @@ class MilvusStore(VectorStore):
         shared: keep no records, because several servers use the store.
     """
 
+    @checked
     def __init__(self, uri: str, *, read_only: bool = False, shared: bool = False) -> None:
         self.read_only = read_only
         self.connection = Connection(str(uri), create=not read_only)

@@ -7,6 +7,7 @@ import numpy as np
 from nnclr_hub.store.base import Item
 
 DIM = 16
+JPEG = b"\xff\xd8\xff"  # how each thumbnail begins
 LABELS = ("cat", "dog", "hen")
 
 
@@ -15,7 +16,7 @@ def item_of(id: str, version: int) -> Item:
     rng = np.random.default_rng([zlib.crc32(id.encode()), version])
     vector = rng.normal(size=DIM).astype(np.float32)
     # some fill pages of their file alone, so that deleting them leaves pages that are given back
-    thumbnail = rng.bytes(int(rng.integers(1, 400)) if version % 2 else 30_000) if version % 3 else None
+    thumbnail = JPEG + rng.bytes(int(rng.integers(1, 400)) if version % 2 else 30_000) if version % 3 else None
     metadata = {"version": version, "label": LABELS[version % 3], "noise": rng.bytes(8).hex() * int(rng.integers(1, 9))}
     return Item(id, vector / np.linalg.norm(vector), metadata, thumbnail)
 
