@@ -3,6 +3,8 @@
 import hashlib
 import json
 import socket
+import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -172,23 +174,39 @@ def test_messages_name_the_file_of_the_user(client, collection):
         assert (ended["params"]["file"], name in ended["error"]["detail"]) == (name, True)
 
 
-def test_a_repeated_part_never_changes_the_file_of_a_job(server, client, points, monkeypatch):
-    """Two requests send the same last part at once: both get the same job, whose file is whole."""
+def test_requests_that_end_an_upload_at_once_get_the_same_job(server, client, points, monkeypatch):
     headers = {"Content-Type": NDJSON, "Idempotency-Key": "same"}
-    client.post(f"{points}/imports", content=BODY[:70_000], headers={**headers, "Upload-Complete": "?0"})
+    client.post(f"{points}/imports", content=BODY, headers={**headers, "Upload-Complete": "?0"})
 
-    def send(_: int) -> httpx.Response:
-        last = {**headers, "Upload-Offset": "70000"}
-        return client.post(f"{points}/imports", content=BODY[70_000:], headers=last)
+    def end(_: int) -> httpx.Response:
+        return client.post(f"{points}/imports", content=b"", headers={**headers, "Upload-Offset": str(len(BODY))})
 
-    with ThreadPoolExecutor(4) as pool, held_up(monkeypatch, server.app.state.jobs, "submit") as begun:
-        sent = [pool.submit(send, number) for number in range(4)]
+    with ThreadPoolExecutor(8) as pool, held_up(monkeypatch, server.app.state.jobs, "submit") as begun:
+        sent = [pool.submit(end, number) for number in range(8)]
         assert begun.acquire(timeout=120)
-        until(lambda: client.get(f"{points}/imports/same").json()["received"] == len(BODY))
     answers = [one.result() for one in sent]
-    [job] = {answer.json()["job"]["id"] for answer in answers if answer.status_code == 202}
-    assert {answer.status_code for answer in answers} <= {202, 422}
+    assert {answer.status_code for answer in answers} == {202}
+    [job] = {answer.json()["job"]["id"] for answer in answers}
     assert finished(client, f"/api/v1/jobs/{job}")["result"]["added"] == len(LINES)
+
+
+def test_a_lost_connection_does_not_write_when_its_upload_was_continued(client, points, monkeypatch):
+    monkeypatch.setattr("serving.routes.imports.WRITTEN", 1)  # bytes that wait to be written
+    headers, replaced = {"Content-Type": NDJSON, "Idempotency-Key": "lost"}, threading.Event()
+
+    def slowly() -> Iterator[bytes]:
+        yield BODY[:70_000]
+        assert replaced.wait(120)
+        yield BODY[:30_000]
+
+    with ThreadPoolExecutor(1) as pool:
+        lost = pool.submit(client.post, f"{points}/imports", content=slowly(), headers=headers)
+        until(lambda: client.get(f"{points}/imports/lost").json()["received"] == 70_000)
+        client.post(f"{points}/imports", content=BODY[:90_000], headers={**headers, "Upload-Complete": "?0"})
+        replaced.set()
+        is_problem(lost.result(), 422, "invalid_request")
+    rest = client.post(f"{points}/imports", content=BODY[90_000:], headers={**headers, "Upload-Offset": "90000"})
+    assert finished(client, f"/api/v1/jobs/{rest.json()['job']['id']}")["result"]["added"] == len(LINES)
     assert stored(client, points) == ALL
 
 
