@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 from fastapi import FastAPI
+from rest_requests import talk
 from waiting import free_port, until_served
 
 from nnclr_hub.store import open_store
@@ -165,6 +166,8 @@ def test_the_head_of_a_response_leaves_with_its_body(server):
         for _ in range(50):
             connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             assert connection.recv(65536).endswith(b'{"status":"ok"}')
+    head = b"HEAD /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
+    assert talk(server.url, [head]).startswith(b"HTTP/1.1 200")  # it has no body to wait for
 
 
 def test_the_server_freezes_its_objects_while_it_runs(monkeypatch):

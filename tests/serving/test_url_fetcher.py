@@ -93,7 +93,6 @@ def test_a_failure_concerns_its_address_only(site, path):
 
 # what cannot be fetched: the address, names and their addresses, settings. {port} is that of the site
 FAILURES: dict[str, tuple[str, dict[str, list[str]], dict[str, float]]] = {
-    "a closed port": ("http://a.example.com:80/", {}, {}),
     "not found": ("http://a.example.com:{port}/status/404", {}, {}),
     "an error of the server": ("http://a.example.com:{port}/status/500", {}, {}),
     "a private address": ("http://a.example.com:{port}/", {"a.example.com": ["10.0.0.1"]}, {}),
@@ -120,6 +119,11 @@ def test_this_machine_and_its_network_are_never_called(site, host):
     real = Fetcher(Settings(url_ports=(site.port,)))
     assert refused(real, f"http://{host}:{site.port}/x") == GENERIC
     assert site.requests == []
+
+
+def test_a_closed_port_gives_the_same_message(site):
+    own = fetcher(site)
+    assert refused(Fetcher(Settings(url_ports=(1,)), own._resolve, own._allowed), "http://a.example.com:1/") == GENERIC
 
 
 def test_a_hanging_name_server_times_out(site):
