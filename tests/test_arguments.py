@@ -56,7 +56,7 @@ def test_an_argument_of_a_wrong_type_is_refused_and_nothing_is_made(call, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("wrong", [3, "no", None, [1], {"a": 1}, object()], ids=str)
+@pytest.mark.parametrize("wrong", [3, "no", None, [1], {"a": 1}, object()], ids=lambda wrong: type(wrong).__name__)
 def test_collections_refuse_other_types(store, wrong):
     collection = store.get("c")
     calls = [
