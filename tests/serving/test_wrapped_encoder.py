@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -72,50 +73,41 @@ def test_rest_embeds_and_searches(client, file, image_files):
     assert best["score"] == pytest.approx(1, abs=1e-5)
 
 
-@pytest.fixture
-def left_jobs(tmp_path, photos):
-    """Make a store whose queued jobs name a file of Python; return it and the file that running it would write."""
+def ended_jobs(serve, model, folder: Path, *jobs: tuple[str, dict, dict]) -> list[dict]:
+    """Leave queued jobs in a store, which may come from somebody else; return them when a server has ended them."""
+    with open_store(str(folder)) as store:
+        store.create("album", CollectionSpec(6)).upsert([Item("a", np.eye(6)[0], {"label": "x"})])
+        records = JobRecords(store.records, keep=0)
+        left = [(JobStatus(records.new_id(), kind, params, time.time()), hidden) for kind, params, hidden in jobs]
+        for job, hidden in left:
+            records.add(job, hidden)
+    found = []
+    for running in serve(model, folder):
+        with httpx.Client(base_url=running.url, timeout=120) as client:
+            found += [finished(client, f"/api/v1/jobs/{job.id}") for job, _ in left]
+    return found
+
+
+FITTED = {"name": "p", "replace": False}
+
+
+def test_a_job_that_was_left_in_a_store_runs_no_file(tmp_path, photos, serve, model):
     evidence = tmp_path / "was_run"
     (tmp_path / "evil.py").write_text(f"open({str(evidence)!r}, 'w').close()\n{FILE}")
     source = f"python:{tmp_path / 'evil.py'}:colors"
-    compared = {"collection": "album", "models": ["colors"], "field": "label"}
-    fitted = {"name": "p", "replace": False}
     examples = [{"label": one, "image": as_text(next(photos.rglob("*.jpg")))} for one in "xy"]
-    with open_store(str(tmp_path / "store")) as store:
-        store.create("album", CollectionSpec(6)).upsert([Item("a", np.eye(6)[0], {"label": "x"})])
-        records = JobRecords(store.records, keep=0)
-        reembedded = {"collection": "album", "model": "x", "skip_missing": True}
-        for kind, params, hidden in (
-            ("reembed", reembedded, {"source": source}),
-            ("comparison", compared, {"source": [source]}),
-            ("probe_fit", fitted, {"source": source, "items": examples}),
-        ):
-            records.add(JobStatus(records.new_id(), kind, params, time.time()), hidden)
-    return tmp_path / "store", evidence
-
-
-def test_a_job_that_was_left_in_a_store_runs_no_file(left_jobs, serve, model):
-    """The folder of a store may come from somebody else."""
-    store, evidence = left_jobs
-    for running in serve(model, store):
-        with httpx.Client(base_url=running.url, timeout=120) as client:
-            jobs = client.get("/api/v1/jobs").json()["jobs"]
-            assert len(jobs) == 3
-            for job in jobs:
-                done = finished(client, f"/api/v1/jobs/{job['id']}")
-                assert (done["state"], done["error"]["code"]) == ("failed", "model_files_missing"), done
+    jobs = (
+        ("reembed", {"collection": "album", "model": "x", "skip_missing": True}, {"source": source}),
+        ("comparison", {"collection": "album", "models": ["colors"], "field": "label"}, {"source": [source]}),
+        ("probe_fit", FITTED, {"source": source, "items": examples}),
+    )
+    for job in ended_jobs(serve, model, tmp_path / "store", *jobs):
+        assert (job["state"], job["error"]["code"]) == ("failed", "model_files_missing"), job
     assert not evidence.exists()
 
 
 def test_a_job_that_was_left_in_a_store_uses_the_function_of_the_server(file, photos, serve, tmp_path):
     own = f"python:{file}:colors"
     items = [{"label": path.parent.name, "image": as_text(path)} for path in sorted(photos.rglob("*.jpg"))]
-    params = {"name": "p", "replace": False}
-    with open_store(str(tmp_path / "store")) as store:
-        records = JobRecords(store.records, keep=0)
-        job = JobStatus(records.new_id(), "probe_fit", params, time.time())
-        records.add(job, {"source": own, "items": items})
-    for running in serve(own, tmp_path / "store"):
-        with httpx.Client(base_url=running.url, timeout=120) as client:
-            done = finished(client, f"/api/v1/jobs/{job.id}")
-            assert done["state"] == "done", done
+    [job] = ended_jobs(serve, own, tmp_path / "store", ("probe_fit", FITTED, {"source": own, "items": items}))
+    assert job["state"] == "done", job
