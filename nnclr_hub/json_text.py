@@ -1,14 +1,9 @@
-"""Read JSON that others may have written, damaged or nested endlessly, and say what is wrong with it.
-
-try:
-    size = parse_json(path.read_bytes())["size"]
-except MALFORMED as error:
-    raise InvalidRequest(f"{path} is damaged ({what_is_wrong(error)}); write it again.") from error
-"""
+"""Read JSON that others may have written, damaged or nested endlessly, and say what is wrong with it."""
 
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 MALFORMED = (ValueError, TypeError, AttributeError, LookupError)  # what reading the values of such JSON raises
@@ -33,3 +28,8 @@ def what_is_wrong(error: Exception) -> str:
     if isinstance(error, TypeError | AttributeError | LookupError):
         return "a part of it is missing or has another type"
     return " ".join(str(error).split())[:150]
+
+
+def is_utf8(text: object) -> bool:
+    """Return whether a path or another text is UTF-8; Python writes bytes that are not as halves of surrogates."""
+    return re.search("[\ud800-\udfff]", str(text)) is None

@@ -83,7 +83,8 @@ def bounded(value: Mapping[str, Any], most: int) -> tuple[bytes, str]:
     try:
         entries = {name: _entries(one, most) for name, one in value.items()}
     except TypeError:  # names of broken files may not be UTF-8
-        entries = {name: _entries(one, most) for name, one in _in_utf8(value).items()}
+        in_utf8 = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        entries = {name: _entries(one, most) for name, one in json.loads(in_utf8).items()}
     room = most - 2 - sum(len(encoded(name)) + 4 for name in value)  # bytes left after an object of empty lists
     parts: dict[str, bytes] = {}
     left_out: list[str] = []
@@ -118,11 +119,6 @@ def _entries(value: Any, most: int) -> list[bytes]:
         if size > most:
             break
     return entries
-
-
-def _in_utf8(value: Any) -> Any:
-    """Return a JSON value in which "?" replaces what UTF-8 cannot encode."""
-    return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 class AnswerEncoder:

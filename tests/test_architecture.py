@@ -24,7 +24,7 @@ GROUND = {
     "lazy_names",
     "missing_values",
 }
-GROUND |= {"plural", "progress", "read_ahead", "remote_files", "report_page", "table_rows", "terminal", "utf8"}
+GROUND |= {"plural", "progress", "read_ahead", "remote_files", "report_page", "table_rows", "terminal"}
 # package of nnclr_hub -> the packages it may import
 FLOORS: dict[str, set[str]] = {
     **{name: set() for name in GROUND},

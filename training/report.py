@@ -73,9 +73,7 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
 def read_about(run: Path) -> dict[str, Any]:
     """Return RUN/run.json, {} if it does not exist; InvalidRequest is raised if it is damaged."""
     try:
-        return dict(parse_json((run / "run.json").read_bytes()))
-    except FileNotFoundError:
-        return {}
+        return dict(parse_json((run / "run.json").read_bytes())) if (run / "run.json").exists() else {}
     except (ValueError, TypeError) as error:
         raise InvalidRequest(
             f"{run / 'run.json'} is damaged; continuing the run with --resume writes it again."

@@ -18,9 +18,9 @@ from nnclr_hub.bulk.plan import TILE, ShardPlan
 from nnclr_hub.bulk.shards import Shards
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest
 from nnclr_hub.images.source import Place, Source
+from nnclr_hub.json_text import is_utf8
 from nnclr_hub.store.base import Collection, CollectionSpec, Item, Progress, VectorStore
 from nnclr_hub.store.where import MAX_IN
-from nnclr_hub.utf8 import is_utf8
 from nnclr_hub.workbench.folder_changes import item_id
 from nnclr_hub.workbench.metadata import BOX
 

@@ -27,11 +27,10 @@ from nnclr_hub.bulk.atomic_file import sweep, written_whole
 from nnclr_hub.bulk.plan import PRECISIONS
 from nnclr_hub.bulk.shards import Shard, Shards
 from nnclr_hub.errors import ImageError, InvalidRequest
+from nnclr_hub.json_text import is_utf8
 from nnclr_hub.plural import counted
 from nnclr_hub.store.exchange import require_parquet
-from nnclr_hub.utf8 import is_utf8
 
-log = logging.getLogger(__name__)
 ARRAY, ARRAYS, PARQUET, CSV = ".npy", ".npz", ".parquet", ".csv"
 COLUMNS = ("id", "path", "label", "metadata")  # before the vector
 MOST_TEXTS = 1 << 30  # bytes of one array of texts
@@ -121,7 +120,9 @@ def _write_parquet(shards: Shards, file: Path, shape: Shape) -> None:
     with written_whole(file) as out, ParquetWriter(out, schema, compression="zstd") as writer:
         for shard in shards:
             if other := next((path for path in shard.paths if not is_utf8(path)), None):
-                log.warning("%s replaces bytes of names that are not UTF-8, such as %s; .csv keeps them", file, other)
+                logging.getLogger(__name__).warning(
+                    "%s replaces bytes of names that are not UTF-8, such as %s; .csv keeps them", file, other
+                )
             texts = zip(*_texts(shard), strict=True) if shard.count else ([] for _ in COLUMNS)
             columns: list[Any] = [pyarrow.array([_valid(one) for one in column], pyarrow.string()) for column in texts]
             flat = pyarrow.array(shard.vectors.reshape(-1), number)

@@ -17,7 +17,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nnclr_hub.arguments import checked
 from nnclr_hub.bulk.atomic_file import sweep
 from nnclr_hub.bulk.plan import SHARD_SIZE, Places, ShardPlan, check_form
 from nnclr_hub.bulk.shards import Shard, Shards, find_shard, write_shard
@@ -58,7 +57,6 @@ class Embedded:
     missing: int
 
 
-@checked
 def embed_shards(
     folder: Path,
     given: Sequence[str | Path],

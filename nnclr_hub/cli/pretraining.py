@@ -48,9 +48,7 @@ def pretrain(
             "the free starter.",
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue the run in --out, or start it in an empty folder.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in --out, which exists.")] = False,
     gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="Processes, one per GPU; starts torchrun.")] = None,
     device: Device = None,
     minutes: Annotated[

@@ -47,7 +47,6 @@ def open_bench(
     return Workbench(Encoders(model, backend=backend), store.open_store(address, read_only))
 
 
-@checked
 def open_store(uri: str | Path, read_only: bool = False, *, memory: int | None = None) -> VectorStore:
     """Open a store as `nnclr_hub.store.open_store` does, or that of a server by its URL."""
     if is_server(uri):

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from nnclr_hub.arguments import checked, checked_methods
+from nnclr_hub.arguments import Checked, checked
 from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.probes import RemoteProbes
 from nnclr_hub.client.remote import RemoteCollection, RemoteStore
@@ -61,8 +61,7 @@ class ServedModel:
         return cls(entry["id"], entry.get("dim") or 0, entry.get("fingerprint") or "")
 
 
-@checked_methods
-class Client:
+class Client(Checked):
     """A server. Each method blocks until its result is there. Threads may share one client.
 
     Args:
@@ -226,8 +225,6 @@ class Client:
             images: paths, files' bytes, PIL images or (H, W, 3) uint8.
             model: a name of `list_models`; None: the server's default.
         """
-        if isinstance(images, str | bytes) or not isinstance(images, Iterable):
-            raise InvalidRequest("Give a list of images, even for one: client.embed([image]).")
         sources = list(images)
         results: list[Any] = [None] * len(sources)
         fields = {} if model is None else {"model": model}
@@ -250,7 +247,7 @@ class Client:
         Raises:
             ImageError: for the first image that cannot be read; names it.
         """
-        sources = images if isinstance(images, str | bytes) or not isinstance(images, Iterable) else list(images)
+        sources = list(images)
         results = self.embed_each(sources, model)
         for index, result in enumerate(results):
             if isinstance(result, ImageError):

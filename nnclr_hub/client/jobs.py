@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nnclr_hub.arguments import checked_methods
+from nnclr_hub.arguments import Checked
 from nnclr_hub.client.transport import Call, Connection, make_error
 from nnclr_hub.errors import DeadlineExceeded, InvalidRequest, NNCLRHubError, ServiceError
 from nnclr_hub.store.base import Progress
@@ -56,8 +56,7 @@ class Job:
         return cls(**{name: body[name] for name in names}, error=error or None)
 
 
-@checked_methods
-class RemoteJobs:
+class RemoteJobs(Checked):
     """Background jobs of a server."""
 
     def __init__(self, connection: Connection) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nnclr_hub.arguments import checked_methods
+from nnclr_hub.arguments import Checked
 from nnclr_hub.client.jobs import Job, RemoteJobs
 from nnclr_hub.client.transport import Call, Connection, make_error
 from nnclr_hub.client.uploads import files_of, send_files
@@ -59,8 +59,7 @@ class ProbeInfo:
         return cls(**known)
 
 
-@checked_methods
-class RemoteProbes:
+class RemoteProbes(Checked):
     """Linear probes of a server.
 
     Args:

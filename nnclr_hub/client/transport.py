@@ -240,11 +240,9 @@ class Connection:
         if call.files:
             options = {"files": list(call.files), "data": dict(call.fields)}
         params, limit = dict(call.params) or None, max(0.001, seconds)
-        options |= {"params": params, "headers": headers, "timeout": limit}
-        try:
-            request = self._http.build_request(call.method, call.path, **options)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"The request must be UTF-8, got {error.object!r:.150}.") from error
+        request = self._http.build_request(
+            call.method, call.path, params=params, headers=headers, timeout=limit, **options
+        )
         url, end = str(request.url.copy_with(query=None)), time.monotonic() + seconds
         with _translated(url, seconds):
             response = self._http.send(request, stream=True)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, cast, overload
 
 import numpy as np
 
-from nnclr_hub.arguments import checked_methods
+from nnclr_hub.arguments import Checked
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings, Query
 from nnclr_hub.encoder.backends import Backend, open_backend, parse_backend
@@ -59,8 +59,7 @@ if TYPE_CHECKING:  # an encoder with an exported network embeds without torch
 BATCH = 64
 
 
-@checked_methods
-class Encoder:
+class Encoder(Checked):
     """A backbone with its preprocessing; safe to call from many threads.
 
     Args:

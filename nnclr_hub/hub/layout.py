@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nnclr_hub.errors import ModelFilesMissing, ModelTooNew, WeightsMismatch
-from nnclr_hub.json_text import parse_json
-from nnclr_hub.utf8 import is_utf8
+from nnclr_hub.json_text import is_utf8, parse_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,11 +209,8 @@ def _damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        if not is_utf8(path):  # safetensors opens no such file
-            raise WeightsMismatch(
-                f"{path} cannot be read, because its path is not UTF-8; rename its folder."
-            ) from error
-        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
+        step = "download or export the model again" if is_utf8(path) else "rename its folder in UTF-8"
+        raise WeightsMismatch(f"{path} cannot be read ({error}); {step}.") from error
 
 
 def require(folder: Path, name: str) -> Path:

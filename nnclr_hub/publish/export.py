@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.backbones import backbone_with_weights, default_side, sized, timm_name
 from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, ONNXBackend, onnx_bytes, onnx_graph, onnx_session
 from nnclr_hub.encoder.backends.with_torch import Network
@@ -69,7 +68,6 @@ LOWEST_COSINE = 0.9999  # of vectors with torch's, else the export is refused
 PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
 
 
-@checked
 def export_model(
     backbone: nn.Module,
     folder: Path,

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 
-from nnclr_hub.arguments import checked, checked_methods
+from nnclr_hub.arguments import Checked
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
 from nnclr_hub.store.checks import check_collection_name
@@ -34,7 +34,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-class Collection(Protocol):
+class Collection(Checked, Protocol):
     """A named set of items under one specification.
 
     Every change is durable when it returns, and is done for all items or for none. Changes raise DiskFull or
@@ -46,10 +46,6 @@ class Collection(Protocol):
     random_scores: RandomScores  # for percentiles; each collection makes RandomScores(self)
     takes_thumbnails = True  # with items; else `upsert` refuses items that have one
     keeps_changes = True  # in a log, see `changes`; a collection without one cannot be re-embedded
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        checked_methods(cls)
 
     def upsert(self, items: Sequence[Item]) -> int:
         """Add items, or replace those with the same ids; return the number of the change."""
@@ -137,7 +133,6 @@ class Collection(Protocol):
         """
         ...
 
-    @checked
     def pages(self, where: Where | None = None, *, limit: int = 1000, with_vector: bool = True) -> Iterator[list[Item]]:
         """Yield all items in the order of their ids, in lists of 1 to `limit`; see `scroll`.
 
@@ -152,7 +147,6 @@ class Collection(Protocol):
             if cursor is None:
                 return
 
-    @checked
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
         """Yield all items in the order of their ids, in lists of 1 to `limit`, with or without thumbnails.
 
@@ -163,7 +157,6 @@ class Collection(Protocol):
             if found := self.get([item.id for item in items]) if thumbnails else items:  # some may be deleted by now
                 yield found
 
-    @checked
     def search(
         self,
         vector: np.ndarray,
@@ -198,7 +191,6 @@ class Collection(Protocol):
         # without an offset, the collection checks k
         return self.search_each([vector], k + offset if offset else k, options)[0][offset:]
 
-    @checked
     def search_each(
         self, vectors: Sequence[np.ndarray] | np.ndarray, k: int = 10, options: SearchOptions = DEFAULTS
     ) -> list[list[Match]]:
@@ -293,7 +285,7 @@ class Collection(Protocol):
         )
 
 
-class VectorStore(Protocol):
+class VectorStore(Checked, Protocol):
     """Collections by name, and aliases for them; `records` holds jobs, probes and the like.
 
     Methods raise CollectionNotFound for a name that does not exist, CollectionExists for a new name that a collection
@@ -302,10 +294,6 @@ class VectorStore(Protocol):
 
     records: Records
     read_only: bool  # every change raises OpenedForReading
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        checked_methods(cls)
 
     def create(self, name: str, spec: CollectionSpec) -> Collection:
         """Create an empty collection."""

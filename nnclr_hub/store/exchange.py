@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from nnclr_hub.arguments import checked
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -84,7 +83,6 @@ def require_parquet() -> None:
 # ------------------------------------------------------------------------------ export
 
 
-@checked
 def export_collection(
     collection: Collection,
     folder: Path,
@@ -162,7 +160,6 @@ def _sha256(path: Path) -> str:
 # ------------------------------------------------------------------------------ import
 
 
-@checked
 def import_collection(
     store: VectorStore,
     name: str,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Literal, Protocol, Self, get_args
 import numpy as np
 
 from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
+from nnclr_hub.json_text import is_utf8
 from nnclr_hub.store.index_kinds import AUTO, INDEX_KINDS
 from nnclr_hub.store.vector_transform import POWERS, Kind
-from nnclr_hub.utf8 import is_utf8
 
 Metric = Literal["cosine", "dot", "l2"]
 Precision = Literal["f32", "f16"]

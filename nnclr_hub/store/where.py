@@ -35,8 +35,8 @@ from hashlib import blake2b
 from typing import Any
 
 from nnclr_hub.errors import InvalidFilter, InvalidRequest
+from nnclr_hub.json_text import is_utf8
 from nnclr_hub.store.checks import check_ids
-from nnclr_hub.utf8 import is_utf8
 
 MAX_CONDITIONS = 64
 MAX_IN = 500

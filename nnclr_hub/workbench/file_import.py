@@ -18,12 +18,12 @@ from typing import Any
 from nnclr_hub.errors import ImageError, InvalidRequest
 from nnclr_hub.images.listing import MOST_FILES, list_archive
 from nnclr_hub.images.source import Place, Source
+from nnclr_hub.json_text import is_utf8
 from nnclr_hub.read_ahead import batches
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import check_items
 from nnclr_hub.store.exchange import same_item
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.utf8 import is_utf8
 from nnclr_hub.workbench.bench import LocalBench
 from nnclr_hub.workbench.ingestion import read_image, refreshed
 from nnclr_hub.workbench.item_file import read_items

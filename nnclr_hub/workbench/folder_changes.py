@@ -35,13 +35,12 @@ from nnclr_hub.images.listing import (
 )
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import Place, Source
-from nnclr_hub.json_text import parse_json
+from nnclr_hub.json_text import is_utf8, parse_json
 from nnclr_hub.plural import counted
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.checks import metadata_json
 from nnclr_hub.store.where import check_key
 from nnclr_hub.table_rows import LABEL, LabelTable, Named, read_rows
-from nnclr_hub.utf8 import is_utf8
 from nnclr_hub.workbench.metadata import BOX, OFFSET, OWNED, WINDOW
 
 if TYPE_CHECKING:
@@ -88,10 +87,7 @@ class FolderImage:
     by_table: bool = False
 
     def described(self) -> FolderImage:
-        """Return it with all metadata; read the texts of its sample, which takes a request for each at an address.
-
-        ImageError is raised if its path, or its row in a table, is not UTF-8, which a collection cannot store.
-        """
+        """Return it with all metadata; read the texts of its sample, which takes a request for each at an address."""
         if not is_utf8(json.dumps(dict(self.metadata), ensure_ascii=False)):
             raise ImageError("Its path or its row in the table is not UTF-8; rename it, or save the table in UTF-8.")
         if self.path.file is not None:

@@ -77,10 +77,9 @@ def index_folder(
 
     def read(file: FolderImage) -> Read:
         try:
-            metadata = file.described().metadata
+            return read_image(NewImage(file.id, file.path, file.described().metadata, request.thumbnails), reading)
         except ImageError as error:
             return error
-        return read_image(NewImage(file.id, file.path, metadata, request.thumbnails), reading)
 
     def store(collection: Collection, embedder: Embedder, good: Sequence[Read]) -> list[ImageError | None]:
         return store_images(collection, embed_read(good, embedder))

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from nnclr_hub.arguments import checked_methods
+from nnclr_hub.arguments import Checked
 from nnclr_hub.encoder.embedder import Embedder, ImageLike
 from nnclr_hub.errors import (
     CollectionNotFound,
@@ -47,8 +47,7 @@ from nnclr_hub.workbench.tasks import TaskContext, find_task
 T = TypeVar("T")
 
 
-@checked_methods
-class Workbench:
+class Workbench(Checked):
     """A bench with a store that this process opened.
 
     Args:

@@ -128,7 +128,7 @@ def settings_of(name: str) -> dict[str, Any]:
 @checked
 def evaluate(
     protocols: str | Sequence[str],
-    sources: str | Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     data: str | Path | Sequence[str | Path] = (),
     out: str | Path = "results",
     *,
