@@ -9,6 +9,8 @@ import pytest
 from rest_requests import as_text, held_up, in_flight, upload
 from waiting import until
 
+from serving.limits import Budget
+
 VECTOR = [1.0] * 32
 HEALTH = ("/healthz", "/readyz", "/metrics")
 
@@ -131,6 +133,7 @@ OF_IMAGES = {
 def test_images_of_a_disconnected_client_are_not_embedded(
     server, client, collection, probe, image_files, monkeypatch, route
 ):
+    monkeypatch.setattr("serving.limits.Budget", lambda seconds: Budget(600))  # or the deadline would cancel them
     images = image_files[:COUNT]
     url, options = OF_IMAGES[route](collection, upload(images), [as_text(one) for one in images])
     embedded, cancelled = images_by(server, "embedded"), images_by(server, "cancelled")
