@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import check_file, check_folder, err, new_table, out
+from nnclr_hub.cli.verbs import Json, check_file, check_folder, err, new_table, out, print_json
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.report_page import START
 
@@ -76,6 +77,7 @@ def pretrain(
     ] = None,
     show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and exit.")] = False,
+    as_json: Json = False,
     *,
     labels: Any,
     reading: ReadingOptions,
@@ -144,6 +146,9 @@ def pretrain(
         terms=terms,
         console=err,
     )
+    if as_json and os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        verdict = None if outcome.verdict is None else outcome.verdict.record
+        print_json({"run": str(to), **vars(outcome), "verdict": verdict})
     if not outcome.finished:
         raise typer.Exit(INTERRUPTED)
 

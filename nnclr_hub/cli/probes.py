@@ -62,6 +62,7 @@ def fit(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, cuda:1. Default: the GPU if there is one; fitting uses the CPU.")
     ] = None,
+    as_json: Json = False,
     *,
     labels: Any,
     reading: ReadingOptions,
@@ -88,6 +89,8 @@ def fit(
         absent = first_names(fitted.without_images)
         err.print(f"The probe lacks classes without a readable image to fit on: {absent}.", style="yellow")
     fitted.save(to)
+    if as_json:
+        return print_json({"probe": str(to), "l2": fitted.probe.l2, **fitted.kept("").about})
     classes = counted(len(fitted.probe.classes), "class", "classes")
     out.print(f"{to}: {classes} from {counted(fitted.rows, 'image')}, L2 {fitted.probe.l2:.2g}")
     if fitted.held_out is not None:

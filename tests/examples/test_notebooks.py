@@ -3,6 +3,7 @@
 import ast
 import json
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,15 @@ def run(name: str, **parameters: Any) -> tuple[dict[str, Any], list[Any]]:
         if cell["cell_type"] != "code":
             continue
         if source.startswith("!"):
-            command, *words = shlex.split(source[1:].format(**names))
-            assert command == "nnclr"
-            code, out, err = nnclr(*words)
-            assert code == 0, (source, err)
-            shown.append(out)
+            for line in source.splitlines():
+                command, *words = shlex.split(line[1:].format(**names))
+                if command == "mkdir":
+                    subprocess.run([command, *words], check=True)
+                    continue
+                assert command == "nnclr"
+                code, out, err = nnclr(*words)
+                assert code == 0, (source, err)
+                shown.append(out)
             continue
         tree = ast.parse(source)
         last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None

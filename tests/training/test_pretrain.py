@@ -144,3 +144,17 @@ def test_a_time_limit_stops_a_run_like_a_signal(data, finished, tmp_path):
     assert pretrain(recipe(), [data], run, resume=True, minutes=60).finished
     ours, theirs = weights(run), weights(finished)
     assert all(torch.equal(ours[key], theirs[key]) for key in theirs)
+
+
+def test_json_for_programs_has_the_scores_and_the_verdict(data, tmp_path):
+    settings = [part for setting in FAST for part in ("--set", setting)]
+    words = ("pretrain", "small_cpu", "--data", data, "--out", tmp_path / "run", *settings, "--json")
+    code, out, _ = nnclr(*words, "--minutes", "0")
+    assert (code, json.loads(out)["finished"]) == (130, False)
+    code, out, err = nnclr(*words, "--resume")
+    assert code == 0, err
+    result = json.loads(out)
+    assert (result["run"], result["finished"]) == (str(tmp_path / "run"), True)
+    assert result["step"] == load_checkpoint(tmp_path / "run")["step"]
+    assert result["scores"].items() <= read_log(tmp_path / "run")[-1].items()
+    assert result["verdict"] == json.loads((tmp_path / "run" / "run.json").read_text())["verdict"]

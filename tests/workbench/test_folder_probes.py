@@ -1,6 +1,7 @@
 """Probes of folders whose classes differ from those of the probe: unreadable images, and classes in one split only."""
 
 import csv
+import json
 import shutil
 
 import numpy as np
@@ -38,6 +39,16 @@ def test_held_out_scores_are_those_of_the_classes_that_the_probe_has(encoder, fo
     assert fitted.probe.classes == alone.probe.classes == ("astronaut", "coffee")
     assert fitted.held_out == alone.held_out
     assert alone.without_images == ()
+
+
+def test_json_of_a_fit_has_the_scores_that_a_person_sees(model, folder, tmp_path):
+    words = ("probe", "fit", folder, "--out", tmp_path / "p", "--model", model)
+    (code, shown, _), (same, out, _) = nnclr(*words), nnclr(*words, "--json")
+    assert (code, same) == (0, 0)
+    fitted = json.loads(out)
+    assert [one["label"] for one in fitted["per_class"]] == ["astronaut", "cat", "coffee"]
+    assert f"3 classes from {fitted['rows']} images" in shown
+    assert f"top1 {fitted['scores']['top1']:.3f}" in shown
 
 
 def test_classes_that_lack_images_to_fit_on_are_named(encoder, data, tmp_path):
