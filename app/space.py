@@ -103,7 +103,7 @@ def _copy_collection(folder: Path, name: str, store: str, model: str | None) -> 
         collection = source.get(name)
         model = model or recorded_source(collection.spec.model, "this collection")
         collection.check(Workbench(Encoders(model, device="cpu"), source).models.get(model))
-        encoder = resolve(model, whole=True).folder
+        encoder = resolve(model).folder
         if encoder is None:
             raise InvalidRequest(f"{model!r} has no files to copy; export it with `nnclr export` and name that folder.")
         shutil.copytree(encoder, folder / "encoder")
