@@ -11,6 +11,12 @@ from scikit-image's photos. Measured are
     images/s, 64 a request at concurrency 2, over the same                                     at least 0.95
     images/s over a FastAPI handler with timm in torch fp32                                    at least 1.3
     p50 of a search by a vector over REST less p50 of the bare call of the store               at most 3 ms
+
+    python benchmarks/serving.py --beside ../old --model local-dir:SMALL --requests 640 --turns 10
+
+compares another checkout, whose environment is its .venv, with this one instead: the CPU time of the server and its
+decoding processes for an image of 128 x 128 pixels, one a request, less that of the network alone at the same mean
+batch. That is HTTP, decoding, and what hands an image over. A small network shows it best.
 """
 
 import argparse
@@ -25,15 +31,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 from PIL import Image
-from report import Report, make_images, seconds, spread
+from report import Report, cpu_seconds, make_images, seconds, spread
 from store_data import Clusters
 
 from nnclr_hub import CollectionSpec, Item, load_encoder, open_store
@@ -45,17 +54,20 @@ DIM, QUERIES, BOUNDARY = 256, 300, "nnclr-benchmark"
 
 def main() -> None:
     if sys.argv[1:2] == ["--side"]:
-        return {"bulk": bulk, "plain": plain, "load": load}[sys.argv[2]](*sys.argv[3:])
+        return {"bulk": bulk, "plain": plain, "load": load, "network": network}[sys.argv[2]](*sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="random:resnet50@0")
     parser.add_argument("--requests", type=int, default=640, help="images a turn of each side")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--items", type=int, default=100_000, help="items of the search")
+    parser.add_argument("--beside", type=Path, help="another checkout; compare only the CPU time of one image with it")
     parser.add_argument("--json", type=Path, help="file for the results")
     chosen = parser.parse_args()
     report = Report(chosen.json)
     report.begin(model=chosen.model, requests=chosen.requests, turns=chosen.turns, items=chosen.items)
     with tempfile.TemporaryDirectory() as scratch:
+        if chosen.beside:
+            return compare(report, chosen, Path(scratch))
         embed(report, chosen, Path(scratch))
         search(report, chosen, Path(scratch))
 
@@ -115,7 +127,69 @@ def search(report: Report, chosen: argparse.Namespace, folder: Path) -> None:
     report.say("search", {"over_ms": over, "bare_ms": bare}, f"REST adds {spread(over)} ms to p50 {spread(bare)} ms")
 
 
+def compare(report: Report, chosen: argparse.Namespace, folder: Path) -> None:
+    """Measure the CPU time of one image beyond the network, in turns with another checkout."""
+    images, sizes = make_images(folder / "images", 64, (128, 128)), (1, 2, 4, 8, 16, 32)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    roots = {"other": chosen.beside.resolve(), "this": Path(__file__).resolve().parents[1]}
+    command = [sys.executable, __file__, "--side", "network", chosen.model, *map(str, sizes)]
+    alone = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    servers = {name: Checkout(root, folder / name, model=chosen.model) for name, root in roots.items()}
+    costs: dict[tuple[int, str], list[float]] = {}
+    with servers["other"], servers["this"]:
+        for server in servers.values():
+            measure(f"{server.url}/api/v1/embed", images, requests=300, concurrency=32)
+        for turn in range(chosen.turns):
+            order = sorted(servers, reverse=turn % 2 == 1)
+            for connections, name in ((number, name) for number in (1, 32) for name in order):
+                server = servers[name]
+                before = tree_seconds(server.pid), *passes(server.url)
+                measure(f"{server.url}/api/v1/embed", images, requests=chosen.requests, concurrency=connections)
+                spent, count, batches = np.subtract((tree_seconds(server.pid), *passes(server.url)), before)
+                beyond = 1000 * spent / count - np.interp(count / batches, sizes, alone)
+                costs.setdefault((connections, name), []).append(float(beyond))
+    for connections in (1, 32):
+        ours, theirs = costs[connections, "this"], costs[connections, "other"]
+        both = f"{statistics.median(ours):.2f} and {statistics.median(theirs):.2f} ms"
+        ratios = [one / other for one, other in zip(ours, theirs, strict=True)]
+        report.say(f"{connections} at once", [ours, theirs], f"{connections} at once: {both}, ratio {spread(ratios)}")
+
+
 # ------------------------------------------------------------------------------ processes
+
+
+class Checkout(ServerProcess):
+    """A server with the code and the environment of another checkout."""
+
+    def __init__(self, root: Path, store: Path, **options: Any) -> None:
+        run = f"import sys; sys.path[0] = {str(root)!r}; from nnclr_hub.cli import main; main()"
+        super().__init__(store, program=("-c", run), **options)
+        self._command[0] = str(root / ".venv/bin/python")
+
+
+def tree_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process and its children."""
+    threads = list(Path(f"/proc/{pid}/task").iterdir())
+    own = sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
+    return own + sum(tree_seconds(int(child)) for one in threads for child in (one / "children").read_text().split())
+
+
+def passes(url: str) -> list[float]:
+    """Return how many images and batches the network has had."""
+    lines = urllib.request.urlopen(f"{url}/metrics").read().decode().splitlines()
+    names = [f"nnclr_batch_images_{kind}{{" for kind in ("sum", "count")]
+    return [sum(float(line.split()[-1]) for line in lines if line.startswith(name)) for name in names]
+
+
+def network(model: str, *sizes: str) -> None:
+    """Print the CPU milliseconds of the network for an image, by size of the batch."""
+    encoder = load_encoder(model, backend=os.environ.get("NNCLR_BACKEND", "auto"))
+    side, found = encoder.transform.preprocessing.input_size, []
+    for size in map(int, sizes):
+        crops = np.random.default_rng(0).integers(0, 256, (size, side, side, 3), np.uint8)
+        times = [cpu_seconds(encoder.forward_crops, crops) for _ in range(60)]
+        found.append(1000 * statistics.median(times) / size)
+    print(json.dumps(found))
 
 
 @contextmanager

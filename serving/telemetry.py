@@ -407,7 +407,7 @@ def _emit(logger: logging.Logger, level: int, message: str, fields: dict[str, An
     `logger.log` would search the stack for the caller, which takes longer than the rest of the line.
     """
     if logger.isEnabledFor(level):
-        record = logging.LogRecord(logger.name, level, __file__, 0, message, None, None)
+        record = logging.LogRecord(logger.name, level, "", 0, message, None, None)
         record.fields = {name: value for name, value in fields.items() if value is not None}
         logger.handle(record)
 
