@@ -9,14 +9,13 @@ def facets(name: str, body: FacetsRequest, here: Here) -> FacetsResponse: ...
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, wraps
 from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
 from anyio import CapacityLimiter
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
-from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from nnclr_hub.errors import InvalidRequest, UnknownModel
@@ -45,34 +44,11 @@ FAILED_WRITE = "store_read_only disk_full"
 BYTES = "application/octet-stream"
 
 
-class Route(APIRoute):
-    """A route that calls its endpoint at once if that needs only the request, and the request has no query.
-
-    FastAPI finds the parameters of the others, which takes as long as reading and answering a small request.
-    """
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """See `APIRoute.get_route_handler`, which FastAPI documents as the place for this."""
-        by_fastapi, endpoint, signature = super().get_route_handler(), self.endpoint, inspect.signature(self.endpoint)
-        optional = {one.name for one in self.dependant.query_params if not one.field_info.is_required()}
-        answers = inspect.iscoroutinefunction(endpoint) and signature.return_annotation is Response
-        if not answers or signature.parameters.keys() - optional != {"request"}:
-            return by_fastapi
-
-        async def handle(request: Request) -> Response:
-            return await (by_fastapi if request.scope["query_string"] else endpoint)(request)
-
-        return handle
-
-
 class Router(APIRouter):
     """A router whose routes declare the scope that a key needs, and the errors that they answer.
 
     A parameter that is a pydantic model is the JSON body, which is read with the limits of `request_bodies`.
     """
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(route_class=Route, **options)
 
     def on(
         self,
