@@ -26,6 +26,9 @@ def replace_file(path: Path, content: bytes | str, *, durable: bool = False) -> 
         temporary.replace(path)
         if durable:
             _fsync(path.parent)
+    except OSError as error:
+        error.filename = str(path)  # not that of the temporary file
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

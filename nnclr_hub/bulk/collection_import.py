@@ -38,8 +38,7 @@ def collect(
 ) -> tuple[int, int]:
     """Add all images to a collection, which is created if necessary; call again to resume after an interruption.
 
-    Of images with the same path in one archive, the last one counts, as when it is unpacked. Those whose path is not
-    UTF-8 are left out with a warning.
+    Of equal paths in one archive, the last one counts, as when it is unpacked. Paths that are not UTF-8 are left out.
 
     Args:
         into: allow a collection with other items.

@@ -120,9 +120,7 @@ def _write_parquet(shards: Shards, file: Path, shape: Shape) -> None:
     with written_whole(file) as out, ParquetWriter(out, schema, compression="zstd") as writer:
         for shard in shards:
             if other := next((path for path in shard.paths if not is_utf8(path)), None):
-                logging.getLogger(__name__).warning(
-                    "%s replaces bytes of names that are not UTF-8, such as %s; .csv keeps them", file, other
-                )
+                logging.getLogger(__name__).warning("%s changes names that are not UTF-8: %s", file, other)
             texts = zip(*_texts(shard), strict=True) if shard.count else ([] for _ in COLUMNS)
             columns: list[Any] = [pyarrow.array([_valid(one) for one in column], pyarrow.string()) for column in texts]
             flat = pyarrow.array(shard.vectors.reshape(-1), number)

@@ -201,8 +201,8 @@ def described_items(items: Sequence[Item]) -> tuple[list[str], list[str]]:
 
 
 def metadata_json(item: Item) -> str:
-    """Return the JSON that is stored of an item's metadata."""
-    what = f"The metadata of item {item.id!r}"
+    """Return the JSON that is stored of an item's metadata, or of those of a request, without an id."""
+    what = f"The metadata of item {item.id!r}" if item.id else "The metadata"
     if not isinstance(item.metadata, dict) and not isinstance(item.metadata, Mapping):  # the former is much faster
         raise InvalidRequest(f"{what} must be an object, got {item.metadata!r:.80}.")
     try:

@@ -40,7 +40,7 @@ def _passes_all(group: Group) -> bool:
 
 def editor(patch: Mapping[str, Any], *, replace: bool, keep: Sequence[str] = ()) -> Edit:
     """Return an edit that merges a patch, or sets it as the new metadata; keys in `keep` stay if the item has them."""
-    metadata_json(Item("of the request", NOTHING, patch))  # also if no item is found
+    metadata_json(Item("", NOTHING, patch))  # also if no item is found
 
     def edit(id: str, metadata: Mapping[str, Any]) -> str:
         kept = {key: metadata[key] for key in keep if key in metadata}
