@@ -207,7 +207,6 @@ class BatchQueue:
         lock = threading.Lock()
         self._changed, self._spare = threading.Condition(lock), threading.Condition(lock)
         self._idle = 0  # threads in `take` that have nothing to do
-        self._needed = 0  # items without which the thread that waits for a full batch need not wake
         self._watched = False  # whether a spare thread waits until the first item is late
         self._closed = False
 
@@ -223,8 +222,7 @@ class BatchQueue:
                     item.queued_at = now
                 self._items.extend(items)
                 self._length.inc(len(items))
-                if len(self._items) >= self._needed:
-                    self._changed.notify(len(items))
+                self._changed.notify(len(items))
                 self._idle -= (woken := min(self._idle, len(items)))
                 if woken < len(items) and not self._watched:
                     self._spare.notify()
@@ -251,12 +249,9 @@ class BatchQueue:
                     self._idle += 1
                     self._changed.wait()
                 left = self._items[0].queued_at + wait_s - time.monotonic() if self._items else 0.0
-                needed = min(limit, expected())
-                if left <= 0 or len(self._items) >= needed or self._closed:
+                if left <= 0 or len(self._items) >= min(limit, expected()) or self._closed:
                     return self._take_first(limit, max_bytes)
-                self._needed = needed
                 self._changed.wait(left)
-                self._needed = 0
 
     def take_late(self, limit: int, late_s: float, max_bytes: int = 0) -> list[WorkItem]:
         """Take items as `take` does, but only if the first one has waited so long that all its threads must be busy.

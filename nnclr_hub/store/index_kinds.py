@@ -25,7 +25,8 @@ AUTO = "auto"
 EF_CONSTRUCTION = 100
 CODES = 256  # entries of each code book of a product quantizer; fewer rows cannot train it
 ROW_ID_BYTES = 16  # per vector in an inverted file: its row id in the list, and its position
-COARSE_LISTS = 500  # enough for some million rows, and few enough for a k-means of a second
+COARSE_LISTS = 500  # enough for a few million rows, and few enough for a k-means of a second
+OUTSIDE = 0.01  # share of the numbers of new vectors that may be outside of the range of an index by bytes
 PQ_BYTES = 8  # further bytes of code per vector; short vectors get more codes than one per eight numbers
 
 
@@ -61,6 +62,10 @@ class IndexKind:
     def outgrown(self, index: Any, rows: int, settings: StoreSettings) -> bool:
         """Return whether an index has too many rows for what it learned, and should be trained again."""
         return False
+
+    def covers(self, index: Any, vectors: np.ndarray) -> bool:
+        """Return whether an index can hold vectors (n, D) float32 with what it learned from others."""
+        return True
 
     def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
         """Return an empty faiss index, not yet trained, with space for `rows` vectors."""
@@ -112,8 +117,11 @@ class Hnsw(IndexKind):
         return vector_bytes(spec) + self.links[spec.precision] * 2 * 4 + 16
 
     def create(self, spec: VectorFormat, rows: int, settings: StoreSettings) -> Any:
-        index = self._empty(spec)
+        index, links = self._empty(spec), self.links[spec.precision]
         _reserved(_storage(index), rows)
+        # one row of `links` is in the second layer, one of its square in the third, and so on
+        index.hnsw.neighbors.resize(int(rows * (2 * links + links / (links - 1)) * 1.01))
+        index.hnsw.neighbors.resize(0)  # keeps the capacity: an array that doubles leaves holes in the heap
         return index
 
     def grow(self, index: Any, spec: VectorFormat, rows: int) -> Any:
@@ -203,6 +211,13 @@ class IvfSq8(Ivf):
     def candidates(self, k: int) -> int:
         return 2 * k + 8
 
+    def covers(self, index: Any, vectors: np.ndarray) -> bool:
+        import faiss
+
+        # a byte has the range that the numbers of the first vectors had; others are cut off
+        low, width = faiss.vector_to_array(index.sq.trained).reshape(2, -1)
+        return not vectors.size or ((vectors < low) | (vectors > low + width)).mean() <= OUTSIDE
+
     def _codes(self, spec: VectorFormat) -> str:
         return "SQ8"
 
@@ -210,8 +225,8 @@ class IvfSq8(Ivf):
 class Coarse(IvfSq8):
     """The same with fewer lists, which take a second to learn, for the time until a graph is complete.
 
-    It is built once, and the rows of a bulk load are added to its lists. Its vectors are read from the catalog when the
-    graph is built, so that the graph has the memory for itself.
+    The rows of a bulk load are added to the lists of its first rows, as long as they are alike. Its vectors are read
+    from the catalog when the graph is built, so that the graph has the memory for itself.
     """
 
     more_lists = 4

@@ -241,8 +241,10 @@ def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path):
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 def test_a_bulk_load_is_searched_through_an_inverted_file_that_grows_with_it(tmp_path, metric):
     """Its lists are learned from the first rows. Searches find nearly everything until a graph is built."""
-    settings = replace(SMALL, flat_below=200, coarse_from=300, min_recent=50, max_recent=100, idle_seconds=3600.0)
+    sizes = {"flat_below": 200, "coarse_from": 300, "min_recent": 50, "max_recent": 100, "points_per_list": 4}
+    settings = replace(SMALL, **sizes, idle_seconds=3600.0)
     vectors = clustered(ROWS, 1)
+    vectors[:600] = vectors[0] + 0.05 * vectors[:600]  # as in a first folder of similar images, unlike the next ones
     with EmbeddedStore(tmp_path, settings=settings) as store:
         collection = store.create("c", CollectionSpec(DIM, metric))
         for start in range(0, ROWS, 100):
@@ -257,6 +259,7 @@ def test_a_bulk_load_is_searched_through_an_inverted_file_that_grows_with_it(tmp
             truth = {id for id, _ in nearest(metric, named(vectors), query)[:K]}
             found += len(truth & {match.id for match in collection.search(query, K)})
         assert found >= 0.97 * K * len(QUERIES)
+        assert abs(info.recall_estimate - found / (K * len(QUERIES))) < 0.03
         collection.compact()
         assert (collection.info().index, collection.info().state) == ("hnsw", "ready")
 

@@ -133,6 +133,7 @@ def fold(
         or is_outdated(main, settings, live, idle)
         or (rebuild and spec.vectors != "raw" and main.fitted_rows != live)
         or kind.outgrown(main.index, live, settings)
+        or not kind.covers(main.index, start.recent)
     )
     if not live:
         main = Main.empty(spec)
@@ -146,11 +147,7 @@ def fold(
 
         built = _build(spec, kind, rids, lambda: _counted(everything(), live, progress), settings, stop)
         built = replace(built, transform=transform, fitted_rows=live)
-        # a coarse index is temporary: its own codes are exact enough, and reading every vector again takes seconds
-        coded = partial(built.search, exhaustive=True)
-        main = _calibrate(
-            built, coded if kind is COARSE else lambda queries, k: nearest(spec.metric, everything(), queries, k)
-        )
+        main = _calibrate(built, everything)
     elif not len(start.recent_rids):
         return
     else:
@@ -159,9 +156,9 @@ def fold(
         copy = kind.grow(main.index, spec, len(main) + len(added))  # searches are running on the old index
         main = replace(main, index=copy, rids=np.concatenate([main.rids, added]))
         _add(main, _counted(_batches(start, NO_ROWS, settings, fetch), len(added), progress), settings, stop)
-        if len(main) >= MEASURED_GROWTH * main.calibrated_rows and main.kind is not COARSE:
+        if len(main) >= MEASURED_GROWTH * main.calibrated_rows:
             rows = np.arange(len(start.main))
-            main = _calibrate(main, lambda q, k: nearest(spec.metric, _batches(start, rows, settings, fetch), q, k))
+            main = _calibrate(main, lambda: _batches(start, rows, settings, fetch))
     reached("fold.built")
 
     def carry(latest: State) -> State | None:
@@ -207,7 +204,7 @@ def load(
     kind = FLAT if fits else choose_kind(spec.index, spec, len(rids), settings)
     everything = lambda: _transformed(rids, transform, fetch, settings.batch)  # noqa: E731
     main = replace(_build(spec, kind, rids, everything, settings), transform=transform, fitted_rows=fitted)
-    return _calibrate(main, lambda queries, k: nearest(spec.metric, everything(), queries, k))
+    return _calibrate(main, everything)
 
 
 # ------------------------------------------------------------------------------ vectors
@@ -280,15 +277,18 @@ def _add(main: Main, batches: Rows, settings: StoreSettings, stop: Stop) -> None
             main.index.add(np.ascontiguousarray(batch[start : start + size]))
 
 
-def _calibrate(main: Main, exact: Exact) -> Main:
+def _calibrate(main: Main, batches: Callable[[], Rows]) -> Main:
     """Return the index with the effort that finds WANTED_RECALL of the ten nearest of synthetic queries.
 
     If no effort does, it is the one above which nothing more is found, as for vectors that are compressed too much. The
     index knows its recall afterwards. A neighbor counts as found if another one at the same distance is found instead:
-    copies of an image are equal.
+    copies of an image are equal. `batches` returns the vectors of the rows.
     """
     if not main.kind.efforts:
         return main
+    exact: Exact = lambda queries, k: nearest(main.spec.metric, batches(), queries, k)  # noqa: E731
+    if main.kind is COARSE:  # it is temporary: its codes are exact enough, and reading every vector takes seconds
+        exact = partial(main.search, exhaustive=True)
     queries, k = _synthetic_queries(main, exact), min(10, len(main))
     scores, truth = exact(queries, k)
     worst = scores[:, -1:] - TOLERANCE * np.maximum(1, np.abs(scores[:, -1:]))
@@ -315,7 +315,8 @@ def _synthetic_queries(main: Main, exact: Exact) -> np.ndarray:
     A stored vector itself would be too easy, because the graph leads straight to it; so would one of its copies.
     """
     rng = np.random.default_rng(0)
-    stored = main.vectors(rng.choice(len(main), min(CALIBRATION_QUERIES, len(main)), replace=False))
+    wanted = CALIBRATION_QUERIES // 4 if main.kind is COARSE else CALIBRATION_QUERIES
+    stored = main.vectors(rng.choice(len(main), min(wanted, len(main)), replace=False))
     rows = exact(stored, min(NEIGHBORHOOD, len(main)))[1]
     around = main.vectors(rows.ravel()).reshape(*rows.shape, -1)
     gaps = np.linalg.norm(around - stored[:, None], axis=2)
