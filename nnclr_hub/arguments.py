@@ -1,6 +1,6 @@
 """Check the arguments of public functions by their annotations, so that a wrong type is refused before any work.
 
-An argument is checked if each type of its annotation is one of KINDS, or a class that the function's module knows.
+An argument is checked if each type of its annotation is in KINDS, or is a class that the function's module knows.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ KINDS: dict[str, Kind] = {
     "Mapping": ("a dict", lambda value: isinstance(value, Mapping)),
     "Callable": ("a function", callable),
 }
-KINDS |= dict.fromkeys(("Iterable", "np.ndarray", "Tensor"), KINDS["Sequence"])
+KINDS |= dict.fromkeys(("Iterable", "np.ndarray", "Tensor"), KINDS["Sequence"])  # arrays may be nested lists
 
 
 def checked(function: F) -> F:
-    """Return a function that refuses arguments of other types than those of its annotations."""
+    """Return a function that refuses an argument whose type is not in its annotation."""
     names = function.__code__.co_varnames[: function.__code__.co_argcount]
 
     @functools.cache
@@ -50,14 +50,18 @@ def checked(function: F) -> F:
         for name, value in chain(zip(names, args, strict=False), options.items()):
             if (known := kinds(name)) and not any(fits(value) for _, fits in known):
                 got = type(value).__name__ if name in SECRETS else f"{value!r:.80}"
-                raise InvalidRequest(f"{name} must be {' or '.join(words for words, _ in known)}, got {got}.")
+                words = " or ".join(dict.fromkeys(words for words, _ in known))
+                hint = (
+                    f"; even a single one is in a list: [{got}]" if "a list" in words and isinstance(value, str) else ""
+                )
+                raise InvalidRequest(f"{name} must be {words}, got {got}{hint}.")
         return function(*args, **options)
 
     return wrapper  # type: ignore[return-value]
 
 
 class Checked(Protocol):
-    """Base of classes whose public methods are `checked`, also those of their subclasses."""
+    """Base of classes whose public methods are `checked`. The methods of subclasses are, too."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -67,7 +71,7 @@ class Checked(Protocol):
 
 
 def _members(node: ast.expr) -> list[str]:
-    """Return the types in an annotation, without those of their members."""
+    """Return the types in an annotation: Sequence and Path of `Sequence[str] | Path`."""
     if isinstance(node, ast.BinOp):
         return _members(node.left) + _members(node.right)
     return _members(node.value) if isinstance(node, ast.Subscript) else [ast.unparse(node)]
@@ -80,4 +84,5 @@ def _kind(name: str, known: Mapping[str, Any]) -> Kind | None:
         return KINDS.get(name, KINDS["Callable"])
     if not isinstance(found, type) or found is Any or getattr(found, "_is_protocol", False):
         return None
-    return f"a {name}", lambda value: isinstance(value, found)
+    name = found.__name__
+    return f"a{'n' if name[0] in 'AEIO' else ''} {name}", lambda value: isinstance(value, found)

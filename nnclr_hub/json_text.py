@@ -1,4 +1,4 @@
-"""Read JSON that others may have written, damaged or nested endlessly, and say what is wrong with it."""
+"""Read JSON that others may have written, damaged or too deeply nested, and say what is wrong with it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError(f"it is not JSON in line {error.lineno}, column {error.colno}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except ValueError as error:  # Python refuses to read more than 4,300 digits
+        raise ValueError("it has an integer of too many digits") from error
 
 
 def what_is_wrong(error: Exception) -> str:

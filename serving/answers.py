@@ -83,7 +83,8 @@ def bounded(value: Mapping[str, Any], most: int) -> tuple[bytes, str]:
     try:
         entries = {name: _entries(one, most) for name, one in value.items()}
     except TypeError:  # names of broken files may not be UTF-8
-        in_utf8 = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+        plain = lambda one: dict(one) if isinstance(one, Mapping) else one.tolist()  # noqa: E731
+        in_utf8 = json.dumps(value, ensure_ascii=False, default=plain).encode("utf-8", "replace")
         entries = {name: _entries(one, most) for name, one in json.loads(in_utf8).items()}
     room = most - 2 - sum(len(encoded(name)) + 4 for name in value)  # bytes left after an object of empty lists
     parts: dict[str, bytes] = {}

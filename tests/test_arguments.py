@@ -86,6 +86,13 @@ def test_what_annotations_allow_is_accepted(store, tmp_path):
         assert bench.store.list() == []
 
 
+def test_a_single_image_is_refused_with_what_to_write(tmp_path):
+    with open_bench(tmp_path / "s") as bench, pytest.raises(InvalidRequest) as refused:
+        bench.store.create("c", CollectionSpec(4)).get("cat")
+    assert "['cat']" in str(refused.value)
+    assert "a list or a list" not in str(refused.value)
+
+
 def test_secrets_are_not_shown():
     with pytest.raises(InvalidRequest) as refused:
         Client(api_key=b"secret")  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Damaged or endlessly nested JSON in files and answers is one error of the library, without words of Python."""
+"""Damaged or too deeply nested JSON in files and answers is one error of the library, without words of Python."""
 
 import re
 import shutil
@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from nnclr_hub import Client, LinearProbe, load_encoder, open_store
 from nnclr_hub.bulk import open_shards
 from nnclr_hub.errors import NNCLRHubError
+from nnclr_hub.json_text import parse_json
 from nnclr_hub.store.exchange import import_collection
 from training.report import write_report
 
@@ -101,3 +102,9 @@ def test_a_deep_answer_is_no_answer_of_a_server():
         server.script = [Response(text=DEEP.decode())]
         with pytest.raises(NNCLRHubError):
             client.list_models()
+
+
+def test_a_number_of_too_many_digits_is_refused_without_words_of_python():
+    with pytest.raises(ValueError, match="digits") as refused:
+        parse_json("9" * 5000)
+    assert "set_int_max_str_digits" not in str(refused.value)

@@ -599,7 +599,9 @@ def set_metadata(
             except ValueError as error:
                 form = f"give the table with --from {metadata}" if str(metadata).endswith(".csv") else ""
                 form = form or 'write it like \'{"label": "cat"}\''
-                raise InvalidRequest(f"METADATA is not valid ({error}); {form}.") from error
+                raise InvalidRequest(f"METADATA is not valid: {error}. To fix it, {form}.") from error
+            if not isinstance(patch, dict):
+                raise InvalidRequest(f'METADATA must be an object such as {{"label": "cat"}}, got {metadata:.80}.')
             chosen = _chosen(collection, ids, where, table, path_column)
             updated = collection.update_metadata(patch, **chosen, replace=replace, keep=HASHES)
             counts, rest = {}, _unknown(name, ids, updated)

@@ -263,7 +263,7 @@ def parse_where(text: str | None) -> dict[str, Any] | None:
         return parse_json(text) if text else None
     except ValueError as error:
         raise InvalidFilter(
-            f'--where is not valid ({error}); write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
+            f'--where is not valid: {error}. Write it like \'{{"must": [{{"key": "label", "match": "cat"}}]}}\'.'
         ) from error
 
 

@@ -8,13 +8,13 @@ from nnclr_hub.errors import InvalidRequest
 
 
 def find_device(wanted: str | torch.device | None) -> torch.device:
-    """Return the device of a name; for None, the GPU if there is one, else the CPU.
+    """Return the device of a name; for None or "", the GPU if there is one, else the CPU.
 
     Raises:
         InvalidRequest: the device does not exist.
     """
     try:
-        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted is None else wanted)
+        device = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted in (None, "") else wanted)
         if device.type != "cuda":
             torch.zeros(1, device=device).cpu()  # fails for kinds that torch knows by name only
     except (RuntimeError, AssertionError, ImportError, TypeError, ValueError) as error:
