@@ -7,8 +7,8 @@
     nnclr pretrain resnet50_imagenet --data IMAGENET --out RUN --gpus 8
 
 RUN contains `checkpoint.pt`, `log.jsonl`, `run.json`, `encoder/` (a model folder that everything else loads) and
-`report.html`. SIGTERM and Ctrl-C save a checkpoint and stop the program. On a CPU, a resumed run equals a run that
-never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training.time_limit`.
+`report.html`. SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and stop the program. On a CPU, a resumed run equals a run
+that never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training.time_limit`.
 """
 
 from __future__ import annotations
