@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tiny_runs import FAST
 
 import nnclr_hub
 from nnclr_hub import AsyncClient, Client, CollectionSpec, LinearProbe, SearchQuery, open_bench, open_store
@@ -30,6 +32,8 @@ def store(tmp_path):
         lambda path: nnclr_hub.pretrain(3, path, path / "run"),
         lambda path: nnclr_hub.pretrain("auto", 3, path / "run"),
         lambda path: nnclr_hub.pretrain("auto", path, path / "run", resume="no"),
+        lambda path: nnclr_hub.pretrain("auto", path, path / "run", device=[0]),
+        lambda path: nnclr_hub.evaluate("knn", "hog", path, path / "out", device=[0]),
         lambda path: nnclr_hub.load_encoder(3),
         lambda path: nnclr_hub.load_encoder("nnclr_resnet18_free_starter", device=[0]),
         lambda path: nnclr_hub.wrap_encoder(3, transform=str, name="x", dim=2),
@@ -91,6 +95,15 @@ def test_a_single_image_is_refused_with_what_to_write(tmp_path):
         bench.store.create("c", CollectionSpec(4)).get("cat")
     assert "['cat']" in str(refused.value)
     assert "a list or a list" not in str(refused.value)
+
+
+@pytest.mark.parametrize("device", ["cpu", torch.device("cpu")], ids=str)
+def test_a_device_is_a_name_or_one_of_torch(device, data, tmp_path):
+    assert str(nnclr_hub.load_encoder("random:test_resnet", device=device).device) == "cpu"
+    (record,) = nnclr_hub.evaluate("knn", "random:test_resnet", data, tmp_path / "results", device=device)
+    assert record.values
+    options = {"settings": FAST, "device": device, "minutes": 0}
+    assert nnclr_hub.pretrain("small_cpu", data, tmp_path / "run", **options).step == 1
 
 
 def test_secrets_are_not_shown():

@@ -38,14 +38,16 @@ class StopAt(Callback):
             run.stop()
 
 
-def stop_in_step(number: int, patch: pytest.MonkeyPatch, program: ModuleType = step) -> None:
+def stop_in_step(
+    number: int, patch: pytest.MonkeyPatch, program: ModuleType = step, sent: signal.Signals = signal.SIGTERM
+) -> None:
     """Send a signal in the middle of that step of the next run, counted from 1; program: its module `step`."""
     original, steps = program.measure_step, []
 
     def stopping(*arguments):
         steps.append(1)
         if len(steps) == number:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(sent)
         return original(*arguments)
 
     patch.setattr(program, "measure_step", stopping)

@@ -145,7 +145,7 @@ class Ranks:
 
 
 @contextmanager
-def joined(device: str | None, minutes: float = 10.0) -> Iterator[Ranks]:
+def joined(device: str | torch.device | None, minutes: float = 10.0) -> Iterator[Ranks]:
     """Join the processes that torchrun or srun started, or run as a single process.
 
     Args:

@@ -16,7 +16,7 @@ class Interrupted(Exception):
 
 @contextmanager
 def stop_signals(event: threading.Event | None = None, *, ignore_repeats: bool = False) -> Iterator[threading.Event]:
-    """Yield an event that SIGTERM or Ctrl-C sets, so that the loop stops at the next step.
+    """Yield an event that SIGTERM, SIGUSR1 or Ctrl-C sets, so that the loop stops at the next step.
 
     A second signal ends the program at once.
 
@@ -35,7 +35,7 @@ def stop_signals(event: threading.Event | None = None, *, ignore_repeats: bool =
 
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        before.update({one: signal.signal(one, handle) for one in (signal.SIGTERM, signal.SIGINT)})
+        before.update({one: signal.signal(one, handle) for one in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)})
     try:
         yield event
     finally:

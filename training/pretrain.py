@@ -7,8 +7,8 @@
     nnclr pretrain resnet50_imagenet --data IMAGENET --out RUN --gpus 8
 
 RUN contains `checkpoint.pt`, `log.jsonl`, `run.json`, `encoder/` (a model folder that everything else loads) and
-`report.html`. SIGTERM and Ctrl-C save a checkpoint and stop the program. On a CPU, a resumed run equals a run that
-never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training.time_limit`.
+`report.html`. SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and stop the program. On a CPU, a resumed run equals a run
+that never stopped, bit for bit. The epochs of `auto` follow --minutes, see `training.time_limit`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def pretrain(
     init: str | None = None,
     labels: LabelTable | Path | None = None,
     teacher: FeatureSource | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     minutes: float | None = None,
     terms: str | None = None,
     console: Console | None = None,
@@ -113,7 +113,7 @@ def pretrain(
         labels: a table of labels. The run is scored on a fifth of each class. Its other columns may guide neighbors,
             see the settings `same` and `not_same`; then it needs no labels.
         teacher: an encoder for the methods with a teacher, instead of the source in the setting `teacher`.
-        device: "cpu", "cuda", "cuda:1"; default the GPU if there is one.
+        device: "cpu", "cuda", "cuda:1", or a torch.device; default the GPU if there is one.
         minutes: time limit. The run saves a checkpoint and stops, after at least one step; saving takes extra time.
             The epochs of `auto` follow it, see `training.time_limit`; those of a resumed run do not.
         terms: terms of the images, such as "cc-by-4.0", for the encoder's record; a resumed run keeps the ones it has.

@@ -24,6 +24,7 @@ from .distributed import share_gradients
 from .graph import Pass, Recorder, StepGraph, recorder_for, why_eager
 from .monitor import Metrics, measure_step
 from .optimization import Schedule
+from .recipes import Recipe
 from .run import Run
 
 
@@ -156,14 +157,36 @@ class Stepper:
 
     def _explain(self) -> OutOfMemory:
         where = torch.cuda.get_device_name(self._ranks.where) if self._ranks.where.type == "cuda" else "this machine"
-        size, freed = self._recipe.batch_size, self._batches.pixels.device_bytes
-        host = f" --set residency=host frees the {freed / 1e9:.1f} GB of the decoded images." if freed else ""
+        images, freed = self._recipe.batch_size // self._ranks.world, self._batches.pixels.device_bytes
+        smaller, hints = smaller_settings(self._recipe, self._ranks.world), []
+        if (batch := smaller.get("batch_size")) is not None:
+            hints.append(f"--set batch_size={batch}")
+        if (chunk := smaller.get("chunk")) is not None:
+            hints.append(
+                f"--set chunk={chunk}, which keeps the batch and its negatives, makes views of {chunk} images at a "
+                "time and computes the activations twice"
+            )
+        if freed:
+            hints.append(f"--set residency=host, which frees the {freed / 1e9:.1f} GB of the decoded images")
+        hints.append("a smaller backbone or image_size")
         return OutOfMemory(
-            f"A step of {size // self._ranks.world} images does not fit into the memory of {where}. Use "
-            f"--set batch_size={size // 2}, or keep the batch and its negatives with "
-            f"--set chunk={max(2, size // self._ranks.world // 4)}, which makes views of so many images at a time and "
-            f"computes the activations twice.{host}"
+            f"A step of {images} images does not fit into the memory of {where}. Use {'; or '.join(hints)}."
         )
+
+
+def smaller_settings(recipe: Recipe, world: int) -> dict[str, int]:
+    """Return a batch_size and a chunk with which a step of each of `world` processes needs less memory, if any.
+
+    Batch norm sees at least two images of a process.
+    """
+    images = recipe.batch_size // world
+    passed = min(recipe.chunk or images, images)
+    found = {}
+    if (half := max(2, images // 2)) < images:
+        found["batch_size"] = half * world
+    if (quarter := max(2 + images % 2, passed // 4)) < passed:  # an odd batch in parts of two leaves a single image
+        found["chunk"] = quarter
+    return found
 
 
 # messages from the CPU; the driver, for pinned memory or a kernel's code; cuBLAS; and cuDNN, for its workspaces

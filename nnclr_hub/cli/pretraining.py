@@ -11,7 +11,7 @@ import typer
 
 from nnclr_hub.cli.options import ReadingOptions, reads_images, reads_labels
 from nnclr_hub.cli.programs import load_program
-from nnclr_hub.cli.verbs import Json, check_file, check_folder, err, new_table, out, print_json
+from nnclr_hub.cli.verbs import Json, check_file, check_folder, err, new_table, out, print_json, show
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.report_page import START
 
@@ -75,7 +75,9 @@ def pretrain(
     terms: Annotated[
         str | None, typer.Option("--terms", help="Terms of the images, such as cc-by-4.0, for the encoder's record.")
     ] = None,
-    show: Annotated[bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")] = False,
+    show_settings: Annotated[
+        bool, typer.Option("--settings", help="Show the recipe with its settings, and exit.")
+    ] = False,
     recipes: Annotated[bool, typer.Option("--recipes", help="List the recipes, and exit.")] = False,
     as_json: Json = False,
     *,
@@ -97,10 +99,8 @@ def pretrain(
     """
     program = load_program("training", "recipes")
     if recipes:
-        table = new_table("recipe", "description")
-        for name, preset in program.RECIPES.items():
-            table.add_row(name, preset.summary)
-        out.print(table)
+        known = {name: preset.summary for name, preset in program.RECIPES.items()}
+        show(as_json, known, new_table("recipe", "description", rows=known.items()))
         return
     if recipe is None:
         raise InvalidRequest("Name a recipe, for example auto; `nnclr pretrain --recipes` lists them.")
@@ -112,12 +112,10 @@ def pretrain(
     guides = {"same": same, "not_same": not_same}
     settings = [*settings, *(f"{name}={','.join(columns)}" for name, columns in guides.items() if columns)]
     chosen = program.find_recipe(recipe).with_settings(settings)
-    if show:
-        out.print(program.RECIPES[recipe].describe(recipe))
-        table = new_table("setting", "value", "meaning")
-        for name, _, meaning in type(chosen).settings():
-            table.add_row(name, str(getattr(chosen, name)), meaning)
-        out.print(table)
+    if show_settings:
+        rows = [(name, str(getattr(chosen, name)), meaning) for name, _, meaning in type(chosen).settings()]
+        table = new_table("setting", "value", "meaning", rows=rows)
+        show(as_json, chosen.values(), program.RECIPES[recipe].describe(recipe), table)
         return
     if not data or to is None:
         raise InvalidRequest(f"Give images and a run folder: nnclr pretrain {recipe} --data PHOTOS --out RUN.")

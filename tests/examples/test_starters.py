@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from packed_batches import pack_of
 from PIL import Image
 from scipy.fft import dctn, idctn
 from tiny_runs import FAST, nnclr
@@ -67,7 +68,7 @@ def batches(starters):
     names = ("image_pack", "views", "batches")
     packs, views, batches = (load_program("training", f"data.{name}") for name in names)
     folders, cpu = np.array([400, 200, 47]), torch.device("cpu")
-    pixels = packs.PackedPixels(packs.ImagePack.of_squares(np.zeros((647, 8, 8, 3), np.uint8)), cpu)
+    pixels = packs.PackedPixels(pack_of(np.zeros((647, 8, 8, 3), np.uint8)), cpu)
     shapes = [*(replace(one, size=16) for one in views.AUGMENTATIONS["byol"]), views.View(size=8, scale=(0.05, 0.2))]
     arguments = {"views": lambda step: shapes, "batch_size": 20, "seed": 0, "where": cpu}
     every = np.full(647, -1)

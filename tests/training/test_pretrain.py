@@ -2,6 +2,7 @@
 
 import json
 import re
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +27,12 @@ def logged(run: Path) -> list[dict]:
     return [{name: value for name, value in line.items() if name not in measured} for line in read_log(run)]
 
 
-def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(data, finished, tmp_path, monkeypatch):
-    """Stopped by SIGTERM at the end of an epoch; weights, queue, optimizer and log are equal."""
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_resumed_run_is_bit_for_bit_the_uninterrupted_one(data, finished, tmp_path, monkeypatch, sent):
+    """Stopped by a signal at the end of an epoch; weights, queue, optimizer and log are equal."""
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        stop_in_step(5, patch)
+        stop_in_step(5, patch, sent=sent)
         outcome = pretrain(recipe(), [data], run)
     assert not outcome.finished
     assert outcome.step == 5

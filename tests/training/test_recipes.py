@@ -1,11 +1,13 @@
 """Recipes are the paper's, tables are the paper's, and `auto` decides by data and device."""
 
 import dataclasses
+import json
 import re
 
 import numpy as np
 import pytest
 from rich.console import Console
+from tiny_runs import nnclr
 
 from nnclr_hub import cores
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
@@ -33,6 +35,15 @@ def test_the_papers_settings():
     assert (vit.optimizer, vit.base_lr, vit.weight_decay, vit.drop_path, vit.epochs) == ("adamw", 3e-4, 0.05, 0.1, 1000)
     assert vit.projection == "none"
     assert METHODS["nnsiam"].projection == "simsiam", "d = 2048"
+
+
+def test_recipes_and_settings_for_programs():
+    """Settings printed as JSON make the same recipe again."""
+    assert json.loads(nnclr("pretrain", "--recipes", "--json")[1]).keys() == RECIPES.keys()
+    code, printed, _ = nnclr("pretrain", "small_cpu", "--settings", "--json", "--set", "k=3", "--set", "epochs=2.5")
+    changed = find_recipe("small_cpu").with_settings({"k": 3, "epochs": 2.5})
+    assert code == 0
+    assert find_recipe("small_cpu").with_settings(json.loads(printed)).values() == changed.values()
 
 
 @pytest.mark.parametrize("name", RECIPES)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from training.checkpoint import load_checkpoint
 from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
+from training.step import smaller_settings
 from training.verdict import symptoms
 
 
@@ -153,10 +155,40 @@ def limit_memory(monkeypatch, images: int, error: Exception | None = None) -> No
     monkeypatch.setattr(Learner, "forward", forward)
 
 
-def test_out_of_memory_names_a_smaller_batch(photos, tmp_path, monkeypatch):
-    limit_memory(monkeypatch, 5)
-    with pytest.raises(OutOfMemory, match=r"8 images does not fit.* Use .*batch_size=4,.*chunk=2"):
-        run(photos, tmp_path / "run")
+def check_smaller(named: dict[str, int], batch_size: int, chunk: int, world: int) -> None:
+    """Check that the named settings are valid, and smaller than the present ones."""
+    recipe(*(f"{name}={value}" for name, value in named.items()))
+    images = named.get("batch_size", batch_size) / world
+    assert images % 1 == 0
+    assert 2 <= images < batch_size // world or "batch_size" not in named
+    assert "chunk" not in named or 2 <= named["chunk"] < min(chunk or math.inf, batch_size // world)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "chunk", "names"),
+    [
+        (8, 0, {"batch_size", "chunk"}),
+        (8, 4, {"batch_size", "chunk"}),
+        (8, 2, {"batch_size"}),
+        (3, 0, {"batch_size"}),
+        (2, 0, set()),
+    ],
+)
+def test_out_of_memory_names_a_smaller_batch(photos, tmp_path, monkeypatch, batch_size, chunk, names):
+    limit_memory(monkeypatch, 1)
+    with pytest.raises(OutOfMemory, match="smaller backbone or image_size") as raised:
+        run(photos, tmp_path / "run", f"batch_size={batch_size}", f"chunk={chunk}")
+    named = {name: int(value) for name, value in re.findall(r"--set (batch_size|chunk)=(\d+)", str(raised.value))}
+    assert named.keys() == names
+    check_smaller(named, batch_size, chunk, 1)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize(("images", "chunk"), [(2, 0), (3, 0), (5, 2), (6, 5), (64, 128), (4096, 256)])
+def test_less_memory_is_possible_for_any_number_of_processes(world, images, chunk):
+    named = smaller_settings(recipe(f"batch_size={images * world}", f"chunk={chunk}"), world)
+    check_smaller(named, images * world, chunk, world)
+    assert ("batch_size" in named) == (images > 2)
 
 
 @pytest.mark.parametrize(

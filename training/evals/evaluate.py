@@ -135,7 +135,7 @@ def evaluate(
     settings: Sequence[str] | Mapping[str, Any] = (),
     queries: str | None = None,
     gallery: str | None = None,
-    device: str | None = None,
+    device: str | torch.device | None = None,
     crops: int = 1,
     labels: LabelTable | Path | None = None,
     backend: str = "torch",
@@ -198,7 +198,7 @@ def _several(given: str | Path | Sequence[str | Path]) -> list[str]:
 
 
 def _load_sources(
-    names: Sequence[str], device: str | None, backend: str, crops: int, journal: _Journal
+    names: Sequence[str], device: str | torch.device | None, backend: str, crops: int, journal: _Journal
 ) -> dict[str, FeatureSource]:
     """Return the sources by name; published weights that are unavailable are skipped if there are other sources."""
     sources: dict[str, FeatureSource] = {}
