@@ -241,7 +241,7 @@ def test_writes_wait_while_a_build_is_slower_than_they_are(tmp_path):
 @pytest.mark.parametrize("metric", ["cosine", "l2"])
 def test_a_bulk_load_is_searched_through_an_inverted_file_that_grows_with_it(tmp_path, metric):
     """Its lists are learned from the first rows. Searches find nearly everything until a graph is built."""
-    sizes = {"flat_below": 200, "coarse_from": 300, "min_recent": 50, "max_recent": 100, "points_per_list": 4}
+    sizes = {"flat_below": 300, "coarse_from": 300, "min_recent": 50, "max_recent": 100, "points_per_list": 4}
     settings = replace(SMALL, **sizes, idle_seconds=3600.0)
     vectors = clustered(ROWS, 1)
     vectors[:600] = vectors[0] + 0.05 * vectors[:600]  # as in a first folder of similar images, unlike the next ones
