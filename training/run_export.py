@@ -97,7 +97,7 @@ def export(
             source, to_measure, dtype=dtype, provenance=about, force_license=force_license, graph=False
         )
         most = int(read_about(Path(run)).get("eval_images", Recipe().eval_images))
-        about |= _measured_again(about, *_measure(written, data, most, device, console))
+        about |= _measured_again(about, *_measure(written, data, most, device, console), console)
         final = export_run(written, folder, dtype=dtype, provenance=about, graph=graph)
         return Exported(final, about["metrics"], about["rechecked"], verdict.get("sentence", ""))
 
@@ -120,25 +120,31 @@ def _measure(
 
 
 def _measured_again(
-    about: Mapping[str, Any], measured: Mapping[str, float], sets: Sequence[LabeledSet]
+    about: Mapping[str, Any], measured: Mapping[str, float], sets: Sequence[LabeledSet], console: Console
 ) -> dict[str, Any]:
     """Return the fields of the record about scores.
 
-    A score of the run stays if it was measured on the same images. Other scores of a set that is measured again are
-    replaced.
+    Scores of the run stay, as not checked if their images are not known to be those that are measured now.
     """
     metrics, digests, splits = (dict(about.get(name) or {}) for name in ("metrics", "measured_on", "splits"))
     if not sets:
         return {"metrics": metrics, "rechecked": dict.fromkeys(metrics)}
+    rechecked: dict[str, float | None] = dict.fromkeys(metrics)
     for (name, value), one in zip(measured.items(), sets, strict=True):
-        if digests.get(one.name) != one.images:
-            metrics = {key: known for key, known in metrics.items() if key.partition("/")[2] != one.name}
+        scored = any(known.partition("/")[2] == one.name for known in metrics)
+        if scored and digests.get(one.name) != one.images:
+            console.print(
+                f"note: by its record, the run did not score these images of {one.name}, so its scores stay and are "
+                f"not checked; on these images {name} is {value}",
+                highlight=False,
+            )
+            continue
         tolerance = max(TOLERANCE, FLIPS / one.tested) + 1e-4  # both values are rounded
         if abs(metrics.setdefault(name, value) - value) > tolerance:
             raise WeightsMismatch(
                 f"The exported weights score {name} {value}, but the run scored {metrics[name]} on the same images, so "
                 "nothing was written. The weights or the record of the run have changed since."
             )
+        rechecked[name] = value
         digests[one.name], splits[one.name] = one.images, one.split
-    rechecked = {**dict.fromkeys(metrics), **measured}
     return {"metrics": metrics, "rechecked": rechecked, "measured_on": digests, "splits": splits}

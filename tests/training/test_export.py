@@ -1,6 +1,7 @@
 """`nnclr export` of a run, with scores measured again on the exported weights."""
 
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from pathlib import Path
@@ -37,11 +38,6 @@ def scored_by_eval(folder, data) -> float:
     """Return the 20-NN score of `nnclr eval`."""
     (record,) = json.loads(output_of("eval", "knn", folder, "--data", data, "--out", folder.parent / "out", "--json"))
     return record["values"][f"knn20/{data.name}"]
-
-
-def scored_by_eval_of_val(folder, data) -> float:
-    shutil.rmtree(data / "test")  # nnclr eval scores test/ first
-    return scored_by_eval(folder, data)
 
 
 def test_the_score_is_measured_again_on_the_same_images(run, data, tmp_path):
@@ -105,17 +101,24 @@ def test_an_export_with_data_scores_the_weights_of_a_stopped_run(stopped, data, 
     assert dict(done.metrics) == done.rechecked == pytest.approx(expected, abs=1e-4)
 
 
-def test_scores_on_other_images_of_the_same_name_replace_those_of_the_run(run, data, tmp_path):
-    """With val/, 20-NN is measured there. The linear score of the run is from other images, so it is left out."""
+@pytest.mark.parametrize("change", ["an image less", "val/ in addition"])
+def test_other_images_of_the_same_name_do_not_count_as_a_check(run, data, tmp_path, capsys, change):
+    """The scores of the run stay, with the split and the images that they are from."""
     changed = tmp_path / data.name
     shutil.copytree(data, changed)
-    shutil.copytree(data / "train", changed / "val")
+    if change == "an image less":
+        next((changed / "test").rglob("*.jpg")).unlink()
+    else:
+        shutil.copytree(data / "train", changed / "val")
     done = export(run, tmp_path / "model", data=[changed])
-    expected = {f"knn20/{data.name}": scored_by_eval_of_val(done.folder, changed)}
-    assert dict(done.metrics) == done.rechecked == pytest.approx(expected, abs=1e-4)
     before, after = (read_config(folder).nnclr for folder in (run / "encoder", done.folder))
-    assert (before["splits"], after["splits"]) == ({data.name: "test"}, {data.name: "validation"})
-    assert before["measured_on"] != after["measured_on"]
+    for field in ("metrics", "splits", "measured_on"):
+        assert after[field] == before[field], field
+    assert set(done.rechecked.values()) == {None}
+    assert done.rechecked.keys() == done.metrics.keys() > {f"knn20/{data.name}"}
+    card = (done.folder / "README.md").read_text()
+    assert card.count("| not checked |") == len(done.metrics)
+    assert re.search(f"{data.name}.* not checked", " ".join(capsys.readouterr().err.split()))
 
 
 @pytest.mark.parametrize(("images", "rejected"), [(2, False), (3, True)])
