@@ -10,7 +10,7 @@ Optimizer, momentum encoder and support set stay outside: they are a few launche
 numbers.
 
 The first steps of a view size run eagerly, on the stream of the recording: they are real training steps, and let the
-libraries choose their algorithms. Passs are in the memory of the graph, and the next step overwrites them.
+libraries choose their algorithms. The result of a pass is in the memory of the graph, and the next step overwrites it.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class Recorder:
 
     def _export(self) -> None:
         run, about = self._run, dict(self._lineage)
-        # the weights of a stopped run have no scores: its last ones are those of an earlier step
+        # a stopped run was last scored at an earlier step, with other weights
         if run.scores and self._monitor.last_scored(run.scores) == run.step:
             about["metrics"] = {key: round(value, 4) for key, value in run.scores.items()}
             about["measured_on"] = {one.name: one.images for one in self._sets}

@@ -1,9 +1,9 @@
-"""The paper's recipes on ImageNet. `training.tables` has the rows of its tables over them.
+"""The paper's recipes on ImageNet; `training.tables` has the settings that the rows of the paper's tables change.
 
-All times are estimates; the project has not run these recipes. For a ResNet-50 they assume one H100 at 1,340 images per
-second, the limit by its memory traffic; 256 images a step ran at 2,270 on one H200. A batch of 4096
-at 224 pixels does not fit into one GPU of 80 GB. Use --gpus 8, or --set chunk=512, which computes the activations twice
-instead of keeping them (the loss is still that of the whole batch).
+All times are estimates; the project has not run these recipes. For a ResNet-50 they assume that an H100 trains on 1,340
+images per second, as many as its memory traffic allows. With 256 images per step, an H200 reached 2,270 images per
+second. A batch of 4096 images at 224 pixels does not fit into one GPU of 80 GB. Use --gpus 8, or --set chunk=512: it
+computes the activations twice instead of keeping them, and the loss is of the whole batch.
 """
 
 from __future__ import annotations
