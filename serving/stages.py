@@ -618,9 +618,8 @@ class Device:
         self._batch_images.observe(len(items))
         for request in {item.request for item in items}:
             request.add_seconds("forward", seconds)
-        finite = np.isfinite(vectors).all(axis=1).tolist()
-        for item, vector, is_finite in zip(items, vectors, finite, strict=True):
-            if is_finite:
+        for item, vector in zip(items, vectors, strict=True):
+            if np.isfinite(vector).all():
                 item.leave(vector)
             else:
                 item.fail(ServiceError("The encoder returned NaN or infinity for an image; its weights are damaged."))

@@ -209,8 +209,9 @@ def _damage(path: Path) -> Iterator[None]:
     try:
         yield
     except (SafetensorError, OSError) as error:
-        step = "download or export the model again" if is_utf8(path) else "rename its folder in UTF-8"
-        raise WeightsMismatch(f"{path} cannot be read ({error}); {step}.") from error
+        if not is_utf8(path):
+            raise WeightsMismatch(f"{path} cannot be read: its path is not UTF-8. Rename its folder.") from error
+        raise WeightsMismatch(f"{path} is damaged ({error}); download or export the model again.") from error
 
 
 def require(folder: Path, name: str) -> Path:
