@@ -304,7 +304,7 @@ def _calibrate(main: Main, batches: Callable[[], Rows]) -> Main:
         effort, recall = tried, share
         if recall >= WANTED_RECALL:
             break
-    if recall < WANTED_RECALL:
+    if recall < WANTED_RECALL and main.kind is not COARSE:
         log.warning("the %s index finds %.3f of the ten nearest at its highest effort", main.kind.name, recall)
     return replace(main, effort=effort, calibrated_rows=len(main), recall=recall)
 
