@@ -2,7 +2,9 @@
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,8 @@ from store.crash.small import LONG, SEED, WITHOUT_SNAPSHOTS, open_small_store, r
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.base import CollectionSpec, Item
+from nnclr_hub.store.folder import EmbeddedStore
+from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.sqlite import CommitRecord
 
 N, DIM = 500, 4
@@ -110,3 +114,27 @@ def test_a_flipped_bit_of_the_record_of_the_last_commit_gives_the_one_before_or_
         flipped[bit // 8] ^= 1 << bit % 8
         (tmp_path / "commit").write_bytes(flipped)
         assert CommitRecord(tmp_path / "commit").read() in valid
+
+
+@pytest.mark.parametrize("metric", ["cosine", "l2"])
+@pytest.mark.parametrize("number", [1e6, 3e38, np.inf])
+def test_a_number_that_damage_made_huge_neither_ends_the_process_nor_hides_other_items(tmp_path, metric, number):
+    """faiss ends the process if a vector that it learns lists from is infinitely far from all others."""
+    number *= 1e15 if metric == "l2" and number == 1e6 else 1  # longer than any vector that is accepted
+    settings = StoreSettings(memory=1 << 30, flat_below=100, points_per_list=8)
+    rows = np.random.default_rng(0).normal(size=(600, 16)).astype(np.float32)
+    with EmbeddedStore(tmp_path, settings=settings) as store:
+        collection = store.create("c", CollectionSpec(16, metric, index="ivf"))
+        collection.upsert([Item(f"i{n}", row) for n, row in enumerate(rows)])
+    (file,) = tmp_path.glob("collections/*.sqlite")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("UPDATE vectors SET vector = ? WHERE rid = 5", [np.full(16, number, "<f4").tobytes()])
+        connection.commit()
+    with EmbeddedStore(tmp_path, settings=settings) as store:
+        collection = store.get("c")
+        collection.compact()
+        assert collection.info().index == "ivf"
+        others = [n for n in range(600) if n != 4]
+        found = collection.search_each(rows[others], 1)
+        assert [matches[0].id for matches in found] == [f"i{n}" for n in others]
+        assert not collection.verify().ok

@@ -14,6 +14,7 @@ import orjson
 
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store.cancellation import check_cancelled
+from nnclr_hub.store.checks import MAX_LENGTH
 from nnclr_hub.store.folder.schema import without_indexes
 from nnclr_hub.store.items import Item
 from nnclr_hub.store.spec import CollectionSpec
@@ -21,6 +22,7 @@ from nnclr_hub.store.sqlite import sequence
 
 ONE_OF = "IN (SELECT value FROM json_each(?))"  # whose parameter is `json.dumps` of a list
 PARSED = 64  # metadata that are parsed in one call, which keeps all other threads waiting
+LONGEST_UNIT = 1.01  # of vectors with metric cosine, which are normalized; f16 rounds
 DENSE = 2  # row ids that are so many times fewer than the range they are in are read as a range
 Row = tuple[int, str, str, bytes | None, bytes | None]  # row id, id, JSON of the metadata, vector, thumbnail
 _HINT = "remove it with `nnclr store repair COLLECTION`, then index it again"
@@ -173,7 +175,11 @@ def parse_metadata(rows: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
 
 
 def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np.ndarray) -> np.ndarray:
-    """Return vectors (n, D) float32 of rows (n,) int64; NaN for rows that do not exist or have the wrong size."""
+    """Return vectors (n, D) float32 of rows (n,) int64; NaN for rows that do not exist or are visibly damaged.
+
+    A flipped bit may make a number huge. That would move the lists and the transform of an index, or end the process:
+    faiss does not expect it.
+    """
     vectors = np.full((len(rids), spec.dim), np.nan, np.float32)
     if not len(rids):
         return vectors
@@ -190,6 +196,9 @@ def fetch_vectors(connection: sqlite3.Connection, spec: CollectionSpec, rids: np
     position = np.minimum(np.searchsorted(ascending, read), len(ascending) - 1)
     wanted = ascending[position] == read
     vectors[order[position[wanted]]] = stored[wanted]
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", vectors, vectors)
+    vectors[squares > (LONGEST_UNIT if spec.metric == "cosine" else MAX_LENGTH) ** 2] = np.nan
     return vectors
 
 
