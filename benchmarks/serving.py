@@ -12,7 +12,7 @@ from scikit-image's photos. Measured are
     images/s over a FastAPI handler with timm in torch fp32                                    at least 1.3
     p50 of a search by a vector over REST less p50 of the bare call of the store               at most 3 ms
 
-    python benchmarks/serving.py --beside ../old --model local-dir:SMALL --requests 640 --turns 10
+    python benchmarks/serving.py --other ../old --model local-dir:SMALL --requests 640 --turns 10
 
 compares another checkout, whose environment is its .venv, with this one instead: the CPU time of the server and its
 decoding processes for an image of 128 x 128 pixels, one a request, less that of the network alone at the same mean
@@ -60,13 +60,13 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=640, help="images a turn of each side")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--items", type=int, default=100_000, help="items of the search")
-    parser.add_argument("--beside", type=Path, help="another checkout; compare only the CPU time of one image with it")
+    parser.add_argument("--other", type=Path, help="another checkout; compare only the CPU time of one image with it")
     parser.add_argument("--json", type=Path, help="file for the results")
     chosen = parser.parse_args()
     report = Report(chosen.json)
     report.begin(model=chosen.model, requests=chosen.requests, turns=chosen.turns, items=chosen.items)
     with tempfile.TemporaryDirectory() as scratch:
-        if chosen.beside:
+        if chosen.other:
             return compare(report, chosen, Path(scratch))
         embed(report, chosen, Path(scratch))
         search(report, chosen, Path(scratch))
@@ -131,7 +131,7 @@ def compare(report: Report, chosen: argparse.Namespace, folder: Path) -> None:
     """Measure the CPU time of one image beyond the network, in turns with another checkout."""
     images, sizes = make_images(folder / "images", 64, (128, 128)), (1, 2, 4, 8, 16, 32)
     os.environ["OMP_NUM_THREADS"] = "1"
-    roots = {"other": chosen.beside.resolve(), "this": Path(__file__).resolve().parents[1]}
+    roots = {"other": chosen.other.resolve(), "this": Path(__file__).resolve().parents[1]}
     command = [sys.executable, __file__, "--side", "network", chosen.model, *map(str, sizes)]
     alone = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     servers = {name: Checkout(root, folder / name, model=chosen.model) for name, root in roots.items()}
