@@ -24,6 +24,7 @@ from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, StoreError
 from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.hub.sources import recorded_source, split_reading
 from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench import AddRequest, NewImage, Workbench
@@ -77,9 +78,13 @@ class Engines:
 
         Raises:
             ModelError: the encoder is unavailable. The next caller tries again.
+            ModelFilesMissing: the source, which may come from a stored job, is a file of Python that the server was not
+                started with.
             NotReady: the server is shutting down.
         """
         source = source or self.default
+        if split_reading(source)[0] != split_reading(self.default)[0]:
+            recorded_source(source, "this job")
         with self._lock:
             if source in self._engines:
                 return self._engines[source]
