@@ -18,7 +18,6 @@ from typing import cast
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
-from fastapi import Request
 
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
@@ -31,7 +30,7 @@ from nnclr_hub.workbench import AddRequest, NewImage, Workbench
 from nnclr_hub.workbench.ingestion import read_image, with_vector
 
 from .engine import Engine
-from .limits import loading, shutting_down, while_connected
+from .limits import dropped_if_disconnected, loading, shutting_down
 from .settings import Settings
 from .telemetry import Metrics, note_change
 
@@ -183,7 +182,7 @@ class Ingest:
         self._decoders = CapacityLimiter(threads)
         self.writers = CapacityLimiter(WRITERS)
 
-    async def add(self, request: Request, bench: Workbench, name: str, images: AddRequest) -> list[ImageError | None]:
+    async def add(self, bench: Workbench, name: str, images: AddRequest) -> list[ImageError | None]:
         """Add images as `Workbench.add_images` does; stop before the write if the client disconnects.
 
         Raises:
@@ -191,7 +190,8 @@ class Ingest:
             ClientDisconnect: the client has disconnected.
         """
         collection, model = await to_thread.run_sync(_target, bench, name, limiter=self.writers)
-        items = await while_connected(request, self._embed(images.images, model))
+        with dropped_if_disconnected():
+            items = await self._embed(images.images, model)
 
         def add() -> list[ImageError | None]:
             errors = bench.add_images(name, images, embedded=(collection, items))

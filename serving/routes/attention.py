@@ -27,7 +27,6 @@ from nnclr_hub.images.decode import MAX_PIXELS
 from ..access import READ
 from ..answers import JSON, NPY, PNG, PartsResponse, array_response, encoded, wanted
 from ..engine import Engine
-from ..limits import while_connected
 from ..problems import UNREADABLE
 from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, is_form, read_form, read_json
 from ..telemetry import measured
@@ -142,12 +141,9 @@ async def attention(request: Request, here: Here) -> Response:
             }
             return PartsResponse([encoded(content)], {"Vary": "Accept"})
 
-    async def answer() -> Response:
-        async with here.attention_slots:
-            maps = await model.attention_maps_async(settings, image, targets)
-            return await run_in_threadpool(render, maps)  # rendering a large image takes seconds
-
-    return await while_connected(request, answer())
+    async with here.attention_slots:
+        maps = await model.attention_maps_async(settings, image, targets)
+        return await run_in_threadpool(render, maps)  # rendering a large image takes seconds
 
 
 async def _read(request: Request, here: Parts) -> tuple[AttentionOptions, bytes, list[bytes]]:
