@@ -77,6 +77,8 @@ def check_whole(name: str, value: int, most: int) -> int:
 def check_search(k: int, options: SearchOptions) -> None:
     """Check what a search asks for; its filter is checked when it is compiled."""
     check_whole("k", k, MAX_K)
+    if not isinstance(options, SearchOptions):
+        raise InvalidRequest(f"options must be a SearchOptions, got {options!r:.80}.")
     if options.effort is not None:
         check_whole("effort", options.effort, MAX_EFFORT)
     check_threshold(options.score_threshold)
