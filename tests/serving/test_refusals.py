@@ -241,6 +241,7 @@ TABLE: dict[str, list[Any]] = {
     "POST c/photos/index": [
         *({"folder": folder} for folder in ("../secret", "/etc", "2023", "a\0b", "a" * 300, "summer/cat/00.jpg")),
         {"source": "secret"},
+        *({"folder": link} for link in ("outside", "loop")),
     ],
     "POST c/nowhere/index": [({}, 404, "collection_not_found")],
     "POST c/plain/index": [{}],
@@ -318,9 +319,12 @@ TABLE: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module")
-def world(server):
+def world(server, photos):
     """Serve a collection of two items for the model, one of vectors, and a vision transformer; yield the `state`."""
     server.engines.get(VIT)
+    [source] = server.app.state.settings.source_folders
+    (source / "outside").symlink_to(photos)
+    (source / "loop").symlink_to("loop")
     with httpx.Client(base_url=server.url, timeout=60) as client:
         client.put("/api/v1/collections/photos", json={})
         items = [{"id": id, "vector": [*V32[:-1], n], "metadata": {"n": n, "label": id}} for n, id in enumerate("ab")]
