@@ -24,14 +24,10 @@ def test_a_server_returns_the_stored_document(client):
     assert client.get("/openapi.json").json() == json.loads(text())
 
 
-def test_operations_have_an_id_and_a_description():
+def test_every_operation_has_an_id_and_a_description_and_documents_the_common_errors():
     for name, operation in operations(document()).items():
         assert name.startswith(f"{operation['tags'][0]}-")
         assert operation["description"].strip(), name
-
-
-def test_every_operation_documents_the_common_errors():
-    for name, operation in operations(document()).items():
         answers = operation["responses"]
         for kind in ANYWHERE.split():
             refusal = problem_kind(kind)

@@ -264,6 +264,7 @@ TABLE: dict[str, list[Any]] = {
         *({"name": "x", "collection": "photos", "field": "label", **more} for more in ({"l2": -1}, {"threshold": 2})),
         {"name": "x", "collection": "photos", "field": "label", "model": "y"},
         {"name": "x", "collection": "photos", "field": "label", "where": ROOT},
+        ({"name": "x", "collection": "photos", "field": "label", "where": {"most": []}}, 422, "invalid_filter"),
         {"name": "x y", "collection": "photos", "field": "label"},
         {"name": "x", "items": [{"vector": [1.0], "label": "a"}]},
         {"name": "x", "items": [{"label": "a"}, {"label": "b"}]},
