@@ -87,13 +87,15 @@ REQUESTS = {
     "preflight": ("OPTIONS", "/v1/embeddings"),
 }
 PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
-WRONG_KEYS = [{KEY: text} for text in ("Bearer wrong", "Bearer ", f"Basic {READER}", READER)]
+WRONG_KEYS = [{KEY: text} for text in ("Bearer wrong", "Bearer ", f"Basic {READER}", READER, f"Bearer {READER[:-1]}")]
+WRONG_KEYS += [{name: READER} for name in ("x-api-key", "proxy-authorization", "cookie")]
+CLAIMS = {"x-http-method-override": "GET", "x-forwarded-for": "127.0.0.1", "forwarded": "for=127.0.0.1"}
 # server, request, status -> headers, each alone. Without `host` it is 127.0.0.1
 TABLE = {
     ("keyed", "read", 401): [{}, *WRONG_KEYS, [(KEY, "Bearer wrong"), (KEY, f"Bearer {READER}")]],
     ("keyed", "read", 200): [bearer(READER), {KEY: f"bearer  {READER}"}, {HOST: "any.example", **bearer(READER)}],
-    ("keyed", "write", 401): [{}, *WRONG_KEYS],
-    ("keyed", "write", 403): [bearer(READER)],
+    ("keyed", "write", 401): [{}, *WRONG_KEYS, CLAIMS],
+    ("keyed", "write", 403): [bearer(READER), bearer(READER) | CLAIMS],
     ("keyed", "write", 200): [bearer(WRITER)],
     ("keyed", "health", 200): [{}, bearer("wrong")],
     ("local", "read", 200): [
@@ -421,6 +423,7 @@ DELETE, DOCS, MODELS = "DELETE /api/v1/collections/x", "GET /docs", "GET /v1/mod
 # the key that logged in, the request, its headers, and the status
 COOKIES = [
     *((WRITER, DELETE, {"Origin": OWN, **site}, 404) for site in ({}, SAME)),
+    *((WRITER, DELETE, headers, status) for headers, status in (({"Referer": OWN}, 401), ({"Origin": "null"}, 403))),
     (READER, DELETE, {"Origin": OWN}, 403),
     *(
         (WRITER, request, headers, 401)

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,11 +36,12 @@ def forms(files: list) -> dict[str, tuple[str, dict, list[int]]]:
     data, texts = files[0].read_bytes(), [as_text(path) for path in files]
     objects = [{"image": text} for text in texts]
     own, openai = "/api/v1/embed", "/v1/embeddings"
-    # as PowerShell and .NET write it
-    marked = {
-        "content": json.dumps({"images": texts}).encode("utf-8-sig"),
-        "headers": {"Content-Type": "application/json; charset=utf-8"},
-    }
+
+    def marked(**body: Any) -> dict[str, Any]:
+        """Return JSON after a byte order mark, as PowerShell and .NET write it."""
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        return {"content": json.dumps(body).encode("utf-8-sig"), "headers": headers}
+
     variants = [
         base64.encodebytes(data).decode(),
         base64.urlsafe_b64encode(data).decode(),
@@ -50,11 +52,8 @@ def forms(files: list) -> dict[str, tuple[str, dict, list[int]]]:
     return {
         "the body": (own, {"content": data, "headers": {"Content-Type": "image/jpeg"}}, [0]),
         "variants of base64": (own, {"json": {"images": variants}}, [0] * 5),
-        "after a byte order mark": (
-            own,
-            {"content": json.dumps({"images": texts}).encode("utf-8-sig"), **marked},
-            [0, 1, 2],
-        ),
+        "after a byte order mark": (own, marked(images=texts), [0, 1, 2]),
+        "after another one": (openai, marked(model="default", input=texts), [0, 1, 2]),
         "objects, as of Jina and Voyage": (openai, {"json": {"model": "default", "input": objects}}, [0, 1, 2]),
         "objects and texts": (openai, {"json": {"model": "default", "input": [texts[0], *objects[1:]]}}, [0, 1, 2]),
         "one object": (openai, {"json": {"model": "default", "input": objects[1]}}, [1]),

@@ -84,7 +84,10 @@ TABLE: dict[str, list[Any]] = {
         ({"vector": V32, "where": {"most": []}}, 422, "invalid_filter"),
         ({"id": "nobody"}, 404, "item_not_found"),
         (ask("YQ=="), 415, "unsupported_image"),
-        (sent(content=b'{"k":', headers={"Content-Type": "application/json"}), 400, "malformed"),
+        *(
+            (sent(content=content, headers={"Content-Type": "application/json"}), 400, "malformed")
+            for content in (b'{"k":', '{"id": "a"}'.encode("utf-16"))
+        ),
         sent(files={"other": ("a.jpg", b"x")}),
         sent(files={"image": ("a.jpg", "IMAGE")}, data={"query": '{"image": "x"}'}),  # given twice
     ],
@@ -160,6 +163,7 @@ TABLE: dict[str, list[Any]] = {
         (sent(content=b"[{", headers={"Content-Type": "application/json"}), 400, "malformed"),
         (sent(content=b"x", headers=TEXT), *WRONG_TYPE),
         *([{"id": id, "vector": V32}] for id in ("a/b", "../x", "", ".", "..", "a\0", "a\r\nX-Evil: 1")),
+        [{"id": 5, "vector": V32}],
         [{"id": "x", "vector": V32, "metadata": {"n": HUGE}}],
         [{"id": "x", "vector": V32, "metadata": {"n": 2**70}}],
         TWICE,
@@ -196,7 +200,7 @@ TABLE: dict[str, list[Any]] = {
     ],
     "POST c/photos/delete": [
         {},
-        ({"where": {"must": [1]}}, 422, "invalid_filter"),
+        *(({"where": where}, 422, "invalid_filter") for where in ({}, {"must": []}, {"must": [1]})),
         ({"where": {"must": [{"key": "n", "match": HUGE}]}}, 422, "invalid_filter"),
     ],
     "POST c/photos/lookup": [{"ids": ["a"] * 1001}],
