@@ -5,6 +5,7 @@ import io
 import json
 import zipfile
 
+import httpx
 import numpy as np
 import pytest
 from rest_requests import ended, is_problem
@@ -12,8 +13,24 @@ from safetensors import safe_open
 
 from nnclr_hub.probe.linear import fit_linear_probe
 from nnclr_hub.probe.linear_probe import LinearProbe
+from nnclr_hub.store.base import Item
 
 PROBES = "/api/v1/probes"
+
+
+@pytest.fixture(scope="module")
+def pets(server):
+    """Fit a probe on photos with their folders as labels, next to which are two items without a label."""
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        client.put("/api/v1/collections/album", json={})
+        ended(client, client.post("/api/v1/collections/album/index", json={"folder": "summer"}))
+        album = server.bench.collection("album")
+        album.upsert([Item(f"bare-{i}", item.vector) for i, item in enumerate(album.scroll(limit=2).items)])
+        job = ended(client, client.post(PROBES, json={"name": "pets", "collection": "album", "field": "label"}))
+        assert job["state"] == "done", job
+        yield job
+        for path in (f"{PROBES}/pets", "/api/v1/collections/album"):
+            assert client.delete(path).status_code == 204
 
 
 def test_an_exported_probe_equals_that_of_the_library(server, client, pets, tmp_path):
@@ -48,10 +65,9 @@ def test_an_exported_probe_equals_that_of_the_library(server, client, pets, tmp_
 
 
 def test_items_vectors_and_images_get_the_same_labels(server, client, pets, image_files):
-    path = image_files[25]
-    data = path.read_bytes()
-    id = f"{path.parent.name}-{path.stem}"
-    vector = server.bench.collection("album").get([id])[0].vector
+    data, name = image_files[25].read_bytes(), "/".join(image_files[25].parts[-2:])
+    [item] = server.bench.collection("album").scroll(where={"must": [{"key": "path", "match": name}]}).items
+    id, vector = item.id, item.vector
     probe = server.bench.predict("pets", vectors=vector[None] * 3, k=3)[0]
     assert not isinstance(probe, Exception)
     by_id = client.post(f"{PROBES}/pets/predict", json={"collection": "album", "ids": [id], "top": 3}).json()
