@@ -83,6 +83,10 @@ def test_batches_do_not_exceed_the_largest_compiled_size(make_engine):
     assert batches_while_busy(engine, encoder, list(range(1, 8))) == [4, 3]
 
 
+def test_a_batch_of_all_images_in_progress_waits_for_no_others(make_engine):
+    assert first_column(make_engine(FakeEncoder(), max_wait_ms=1e9).run(numbers(1, 2))) == [1, 2]
+
+
 def test_batches_stay_halved_after_the_device_ran_out_of_memory(make_engine):
     encoder = FakeEncoder()
 

@@ -10,6 +10,8 @@ from PIL import Image
 from rest_requests import is_problem
 from rest_rows import INVALID, TOO_LARGE, WRONG_TYPE, rows, sent
 
+from serving.problems import problem
+
 VIT = "random:test_vit"
 V32, ROOT = [1.0] * 32, {"must": [{"key": "root", "exists": True}]}
 JPEG, TEXT = {"files": ("a.jpg", b"x")}, {"Content-Type": "text/plain"}
@@ -351,6 +353,15 @@ def state(client) -> list[Any]:
 def test_a_refused_request_has_a_code_and_changes_nothing(client, world, image_files, row):
     row.check(client, image_files[0].read_bytes())
     assert state(client) == world
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, "invalid_request_error"), *((status, "server_error") for status in (429, 500, 503))],
+)
+def test_an_error_for_a_client_of_openai_tells_whether_to_try_again(status, kind):
+    answer = json.loads(problem("/v1/embeddings", status, "code", "Why.").body)
+    assert answer == {"error": {"message": "Why.", "type": kind, "param": None, "code": "code"}}
 
 
 def test_unknown_query_parameters_are_refused(client, world):
