@@ -1,4 +1,4 @@
-"""The clients of other projects as they come, each with one image and with a hundred.
+"""The clients of other projects as they come, each with one image and with a hundred. See test_embed.py for openai.
 
 A client that is not installed is skipped. Their dependencies are large, so they have a separate environment. `.ci/run`
 installs it and runs all of them:
