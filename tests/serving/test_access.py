@@ -381,6 +381,7 @@ def test_the_login_form_leads_back(visitor):
     answer = visitor.get("/docs")
     assert (answer.status_code, target(answer)) == (303, "/login?next=%2Fdocs")
     form = visitor.get("/login?next=%2Fdocs")
+    assert form.status_code == 200
     assert "<script" not in form.text
     assert 'type="password"' in form.text
     assert "script-src" not in form.headers["content-security-policy"]
