@@ -1,7 +1,6 @@
 """Hostile images over REST: refused or embedded as the manifest of the pack says, in bounded memory and time."""
 
 import csv
-import io
 import resource
 import threading
 import time
@@ -12,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 from hostile_images import repeated_scans
+from image_bytes import encoded
 from PIL import Image
 
 REFUSED = {"undecodable_image", "unsupported_image", "image_too_large"}
@@ -22,12 +22,6 @@ LARGEST_GROWTH = 1_500_000_000
 def peak() -> int:
     """Return the peak memory of this process, which runs the server, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def png(mode: str, size: tuple[int, int]) -> bytes:
-    file = io.BytesIO()
-    Image.new(mode, size).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.mark.data
@@ -70,7 +64,7 @@ def test_every_file_of_the_nasty_pack_ends_well_over_rest(client, pack, image_fi
     ],
 )
 def test_above_40_megapixels_nothing_is_decoded(client, mode, size, status):
-    answer = client.post("/api/v1/embed", files={"files": png(mode, size)})
+    answer = client.post("/api/v1/embed", files={"files": encoded(Image.new(mode, size))})
     assert answer.status_code == status
     if status == 422:
         [error] = answer.json()["errors"]

@@ -1,11 +1,11 @@
 """One table of refused requests: the status, the stable code, and that nothing has changed."""
 
-import io
 import json
 from typing import Any
 
 import httpx
 import pytest
+from image_bytes import encoded
 from PIL import Image
 from rest_requests import is_problem
 from rest_rows import INVALID, TOO_LARGE, WRONG_TYPE, rows, sent
@@ -16,6 +16,7 @@ VIT = "random:test_vit"
 V32, ROOT = [1.0] * 32, {"must": [{"key": "root", "exists": True}]}
 JPEG, TEXT = {"files": ("a.jpg", b"x")}, {"Content-Type": "text/plain"}
 HUGE = 10**400
+HALF_PNG = encoded(Image.new("RGB", (64, 64)))[:50]
 TWICE = [{"id": "x", "vector": V32}] * 2
 LINES = {"Content-Type": "application/x-ndjson"}
 UNSUPPORTED, UNDECODABLE = (415, "unsupported_image"), (422, "undecodable_image")
@@ -29,12 +30,6 @@ def form(*targets: str | bytes, image: str | bytes = "IMAGE", headers: Any = Non
     """Return a request for an attention map as a form."""
     files = [("image", ("a", image)), *(("target", ("b", one)) for one in targets)]
     return sent(files=files, data={"query": json.dumps(query)}, headers=headers)
-
-
-def half_png() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64)).save(file, "PNG")
-    return file.getvalue()[:50]
 
 
 def openai(**change: Any) -> dict[str, Any]:
@@ -136,8 +131,8 @@ TABLE: dict[str, list[Any]] = {
         {"target": []},
         ask("***"),
         (ask("YQ=="), 415, "unsupported_image"),
-        (form(image=half_png()), *UNDECODABLE),
-        (form("IMAGE", half_png()), *UNDECODABLE),
+        (form(image=HALF_PNG), *UNDECODABLE),
+        (form("IMAGE", HALF_PNG), *UNDECODABLE),
         *((form(image=image), *UNSUPPORTED) for image in (b"garbage", b"")),
         *((form("IMAGE", image), *UNSUPPORTED) for image in (b"garbage", b"")),
         # a center prior is for whole images

@@ -21,7 +21,7 @@ def check(done: Soak) -> None:
 
 def test_every_request_is_answered_once_and_the_server_stays_ready(tmp_path, monkeypatch):
     monkeypatch.setenv("NNCLR_BACKEND", "onnx")  # the starter has its graph, so the server starts without torch
-    done = soak(tmp_path, 2, requests=400, callers=40)
+    done = soak(tmp_path, 2, requests=250, callers=40)
     check(done)
     files = [one.files for one in done.settled()]
     assert files[-1] <= files[0] + MAY_OPEN  # no connection or file is left open
