@@ -168,8 +168,8 @@ def _examples(lines: Sequence[Line], title: str) -> str:
         return ""
     return (
         f"<h2>{html.escape(title)}Nearest images</h2>"
-        "<p class=note>First: an image of the scored part. Then: the nearest other images, by the vectors of this run as "
-        f"a collection compares them, with the cosine. Click one to open it.</p>{_rows(lines[-1])}"
+        "<p class=note>First: an image of the scored part. Then: the nearest other images, by the vectors of this run "
+        f"as a collection compares them, with the cosine. Click one to open it.</p>{_rows(lines[-1])}"
     )
 
 
@@ -178,8 +178,8 @@ def _neighbors(lines: Sequence[Line], title: str) -> str:
         return ""
     return (
         f"<h2>{html.escape(title)}Nearest neighbors in the support set</h2>"
-        "<p class=note>First: the query. Then: its nearest neighbors in the support set at the last checkpoint, without "
-        f"the image's own older embeddings, with the cosine.</p>{_rows(lines[-1])}"
+        "<p class=note>First: the query. Then: its nearest neighbors in the support set at the last checkpoint, "
+        f"without the image's own older embeddings, with the cosine.</p>{_rows(lines[-1])}"
         f"<h2>{html.escape(title)}Evolution of the nearest neighbors</h2>"
         "<p class=note>The same queries during training. In the paper neighbors change from color and texture to "
         f"classes.</p>{_history(lines)}"
