@@ -24,6 +24,8 @@ import numpy as np
 from PIL import Image
 from server_process import ServerProcess
 
+from nnclr_hub import Client
+
 SETTLED = 0.4  # share of the run after which memory has to be flat: pools, caches and the index have grown by then
 MAY_GROW = 0.05  # of it, over the rest of the run
 MAY_OPEN = 20  # more files or threads, likewise; a single sample varies by more with the number of connections
@@ -299,17 +301,6 @@ async def load(
     return heard, samples, ledger
 
 
-def listed(http: httpx.Client) -> list[str]:
-    """Return the ids of the collection, page by page."""
-    ids, cursor = [], None
-    while True:
-        body = http.get(f"{COLLECTION}/items", params={"limit": 500} | ({"cursor": cursor} if cursor else {})).json()
-        ids += [item["id"] for item in body["items"]]
-        cursor = body["cursor"]
-        if cursor is None:
-            return ids
-
-
 def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48) -> Soak:
     """Run from an empty store to the server's end; longer than `seconds` if `requests` take longer."""
     # room for a quarter of the callers' images, so that it is refused what it cannot take
@@ -322,7 +313,8 @@ def soak(folder: Path, seconds: float, *, requests: int = 0, callers: int = 48) 
             time.sleep(2)
             ready = http.get("/readyz")
             wrong += [] if ready.status_code == 200 else [f"not ready at the end: {ready.text}"]
-            ids = listed(http)
+            with Client(server.url) as client:
+                ids = [item.id for page in client.collection("soak").pages(with_vector=False) for item in page]
             twice = [id for id, count in Counter(ids).items() if count > 1]
             wrong += [f"listed twice: {twice[:5]}"] if twice else []
             wrong += ledger.differences(set(ids))

@@ -196,7 +196,7 @@ class Collection(Checked, Protocol):
         self, vectors: Sequence[np.ndarray] | np.ndarray, k: int = 10, options: SearchOptions = DEFAULTS
     ) -> list[list[Match]]:
         """Run `search` for each row of vectors (n, D), several at a time, with the options as one object."""
-        check_search(k, options)
+        k = check_search(k, options)
         if not options.with_percentile:
             return self.nearest(vectors, k, options)
         return self.random_scores.with_percentiles(lambda: self.nearest(vectors, k, options))
@@ -392,7 +392,7 @@ class VectorStore(Checked, Protocol):
         """Return the error for a name that does not exist."""
         known = ", ".join([*self.names(), *self.aliases()])
         hint = f"existing ones: {known}." if known else "the store is empty; index images first."
-        return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
+        return CollectionNotFound(f"Collection {name!r:.150} does not exist; {hint}")
 
     def __enter__(self) -> Self:
         return self

@@ -60,6 +60,15 @@ HEADS = {
     "a length with a sign": (PUT + b"Content-Length: +3\r\n" + SMUGGLED, 400),
     "a length of 26 digits": (PUT + b"Content-Length: 99999999999999999999999999\r\n" + SMUGGLED, 400),
     "another transfer encoding": (PUT + b"Transfer-Encoding: chunked, identity\r\n" + SMUGGLED, 400),
+    "two transfer encodings": (PUT + CHUNKED + b"Transfer-Encoding: identity\r\n" + SMUGGLED, 400),
+    "a length and an unknown encoding": (PUT + b"Content-Length: 3\r\nTransfer-Encoding: xchunked\r\n" + SMUGGLED, 400),
+    "a length after a space": (PUT + b"Content-Length : 3\r\n" + SMUGGLED, 400),
+    "a hexadecimal length": (PUT + b"Content-Length: 0x3\r\n" + SMUGGLED, 400),
+    **{
+        f"a chunk of {length}": (PUT + CHUNKED + b"\r\n%s\r\n[]\r\n0\r\n\r\n" % length.encode(), 400)
+        for length in ("-1", "g", "1", "f" * 17)
+    },
+    "many trailers": (PUT + CHUNKED + b"\r\n2\r\n[]\r\n0\r\n" + b"Host: evil.example\r\n" * 5000 + b"\r\n", 200),
     "a zero in a header": (PUT + b"X: a\x00b\r\n" + SMUGGLED, 400),
     "a header on two lines": (PUT + b"X: a\n b\r\n" + SMUGGLED, 400),
     "a folded first header": (PUT + b" X: folded\r\n" + SMUGGLED, 400),
@@ -67,6 +76,15 @@ HEADS = {
     "chunks of as many bytes as allowed": (b"".join([PUT, CHUNKED, b"\r\n", *chunks(b" " * 500_000, 4)]), 400),
     "a long head": (HEALTH + HOST + b"X: " + b"y" * 60_000 + b"\r\n\r\n", 200),
     "no head": (b"nonsense\r\n\r\n", 400),
+    "HTTP/1.0": (HEALTH.replace(b"1.1", b"1.0") + HOST + b"\r\n", 200),
+    "HTTP/3.7": (HEALTH.replace(b"1.1", b"3.7") + HOST + b"\r\n", 400),
+    "lines without a carriage return": ((HEALTH + HOST + b"\r\n").replace(b"\r", b""), 400),
+    "HTTP/2 without an offer": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(30), 400),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), 400),
+    "a client that waits for a sign": (PUT + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n[]", 100),
+    "a long method": (b"A" * 100_000 + b" / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "a long path": (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    **{f"{bad} in the path": (b"GET /a%sb HTTP/1.1\r\n%s\r\n" % (bad, HOST), 400) for bad in (b"\0", b"\x7f")},
     "no host": (b"GET /x HTTP/1.1\r\n\r\n", 403),
     "dots in the path": (b"GET /app/%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\n" + HOST + b"\r\n", 404),
     **{

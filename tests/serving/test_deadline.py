@@ -255,6 +255,17 @@ def gauge(server, name: str) -> float:
     return server.engines.metrics.registry.get_sample_value(name) or 0.0
 
 
+def test_a_wait_for_changes_ends_with_the_first_change(hurried, hurried_client):
+    path = "/api/v1/collections/c/changes"
+    first = hurried_client.get(path, params={"limit": 1}).json()
+    params = {"since": first["last"], "log": first["log"], "wait": 30}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(hurried_client.get, path, params=params)
+        until(lambda: hurried.app.state.waiting_for_changes)
+        hurried.bench.collection("c").upsert([Item("late", np.ones(2, np.float32))])
+        assert [change["id"] for change in answer.result().json()["changes"]] == ["late"]
+
+
 def test_a_wait_for_changes_ends_before_the_deadline(hurried_client, monkeypatch):
     assert changes.WAIT_SHARE < 1
     monkeypatch.setattr(changes, "WAIT_SHARE", 0.005)  # of 60 s

@@ -82,6 +82,10 @@ def test_batches_do_not_exceed_the_largest_compiled_size(make_engine):
     assert batches_while_busy(engine, encoder, list(range(1, 8))) == [4, 3]
 
 
+def test_a_batch_of_all_images_in_progress_waits_for_no_others(make_engine):
+    assert first_column(make_engine(FakeEncoder(), max_wait_ms=1e9).run(numbers(1, 2))) == [1, 2]
+
+
 def test_batches_stay_halved_after_the_device_ran_out_of_memory(make_engine):
     encoder = FakeEncoder()
 
@@ -386,18 +390,6 @@ def failed_images(engine) -> float:
     return sample(engine, "nnclr_images_total", model="fake", outcome="failed")
 
 
-def test_a_thread_that_dies_is_replaced_each_time(make_engine):
-    encoder = FakeEncoder(forwarding={"deadly": exit_thread})
-    engine = make_engine(encoder, decode_threads=1, stall_s=30)
-    for _ in range(3):
-        with pytest.raises(NotReady):
-            engine.run([b"deadly"])
-        until(lambda: engine.fault is None)
-        assert engine.run([b"7"])[0][0] == 7
-    assert sample(engine, "nnclr_device_restarts_total", model="fake") == 3
-    assert engine.in_work == 0
-
-
 def test_a_pool_without_processes_asks_for_a_retry(make_engine, monkeypatch):
     def refuse(images: list[bytes]) -> list[np.ndarray]:
         raise NotReady("A decoding process cannot be started.")
@@ -443,6 +435,7 @@ def test_a_thread_that_stalls_is_replaced_and_its_late_result_is_ignored(make_en
     assert returned.wait(120)
     assert engine.run([b"7"])[0][0] == 7
     assert (failed_images(engine), engine.in_work) == (1, 0)
+    assert sample(engine, "nnclr_device_restarts_total", model="fake") == 1
 
 
 @pytest.mark.usefixtures("pass_seconds")
@@ -558,8 +551,11 @@ def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
         stall_s=0.05,
     )
     engine = Engine(encoder, options, Metrics())
-    outcomes = asyncio.run(run_all(engine, plan))
-    assert len(outcomes) == len(plan)
+
+    async def run_all() -> list[object]:
+        return await asyncio.gather(*(outcome_of(engine, call) for call in plan))
+
+    outcomes = asyncio.run(run_all())
     for call, outcome in zip(plan, outcomes, strict=True):
         check(call, outcome)
     release.set()
@@ -574,10 +570,6 @@ def test_every_image_leaves_exactly_once(plan, threads, max_batch, max_wait_ms):
     results = until_answered(engine, [b"5", b"bad", b"6"])
     assert (results[0][0], type(results[1]), results[2][0]) == (5, ImageError, 6)
     engine.close(1)
-
-
-async def run_all(engine: Engine, plan: list[Call]) -> list[object]:
-    return list(await asyncio.gather(*(outcome_of(engine, call) for call in plan)))
 
 
 async def outcome_of(engine: Engine, call: Call) -> object:
@@ -631,41 +623,27 @@ def until_answered(engine: Engine, images: list[bytes]) -> list:
 
 
 def until_recovered(engine: Engine) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while engine.fault or engine.in_work:
-        assert time.monotonic() < end, (engine.fault, engine.in_work)
-        time.sleep(0.005)
+    until(lambda: not (engine.fault or engine.in_work))
 
 
 # ---- models: each is loaded once, failures can be retried, and collections find their model
 
 
-def test_concurrent_callers_load_a_model_once(make_engines):
-    shelf = Shelf(a=KB)
-    engines = make_engines(shelf)
-    shelf.wait.clear()
-    with ThreadPoolExecutor(8) as pool:
-        answers = [pool.submit(lambda: engines.get().embed_each([b"7"])) for _ in range(8)]
-        until(lambda: shelf.loads == ["a"])
-        shelf.wait.set()
-        assert [one.result()[0][0] for one in answers] == [7] * 8
-    assert shelf.loads == ["a"]
-    assert sample(engines, "nnclr_models_loaded") == 1
-
-
-def test_loading_one_model_does_not_block_another(make_engines):
+def test_concurrent_callers_load_a_model_once_and_do_not_block_those_of_another(make_engines):
     shelf = Shelf(a=KB, b=KB)
     engines = make_engines(shelf)
     engines.get("a")
     shelf.wait.clear()
-    with ThreadPoolExecutor(1) as pool:
-        loading = pool.submit(engines.get, "b")
+    with ThreadPoolExecutor(8) as pool:
+        loading = [pool.submit(engines.get, "b") for _ in range(8)]
         until(lambda: shelf.loads == ["a", "b"])
         assert engines.get("a").embed_each([b"1"])[0][0] == 1
         assert asyncio.run(first_number(engines, "a")) == 1
-        assert not loading.done()
+        assert not any(one.done() for one in loading)
         shelf.wait.set()
-        assert loading.result().name == "b"
+        assert {one.result().name for one in loading} == {"b"}
+    assert shelf.loads == ["a", "b"]
+    assert sample(engines, "nnclr_models_loaded") == 2
 
 
 async def first_number(engines: Engines, source: str) -> float:

@@ -156,16 +156,6 @@ def test_a_mark_of_a_running_job_is_kept_when_an_older_job_of_the_request_is_del
     world.other.let(9)
 
 
-def test_a_mark_identifies_one_job_until_it_ends(world):
-    job = world.jobs.submit("work", {"name": "a"}, mark="m")
-    assert world.jobs.submit("work", {"name": "a"}, mark="m").id == job.id
-    world.work.let(9)
-    until(world.jobs, job.id, "done")
-    assert world.jobs.submit("work", {"name": "a"}, mark="m").id != job.id
-    assert world.jobs.submit("work", {"name": "a"}, mark="n").id != job.id
-    assert world.jobs.submit("work", {"name": "a"}).id != job.id
-
-
 def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
     world = make_world(waiting=9)
     ids = [world.submit("a").id]

@@ -12,7 +12,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
@@ -326,7 +326,9 @@ class EmbeddedStore(VectorStore):
         own = "coalesce((SELECT name FROM aliases WHERE alias = ?1), ?1)"
         with self._catalog.using() as root:
             assert root is not None
-            row = root.execute(f"SELECT name, uuid FROM collections WHERE name = {own}", [name]).fetchone()
+            row = None
+            with suppress(UnicodeEncodeError):  # SQLite cannot look up a name that is not UTF-8
+                row = root.execute(f"SELECT name, uuid FROM collections WHERE name = {own}", [name]).fetchone()
             if row is None:
                 raise self.not_found(name)
         if row[0] != name and not aliases:
