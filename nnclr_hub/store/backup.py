@@ -31,6 +31,7 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import DiskFull, InvalidRequest, NNCLRHubError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
@@ -104,6 +105,7 @@ class BackupReport:
 # ------------------------------------------------------------------------------ make a backup
 
 
+@checked
 def back_up(
     store: VectorStore, to: str | Path, keep: int | None = None, *, progress: Progress = lambda done, total: None
 ) -> BackupReport:
@@ -300,12 +302,14 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
 # ------------------------------------------------------------------------------ list, verify and restore
 
 
+@checked
 def list_backups(source: str | Path) -> list[Backup]:
     """Return the backups at an address, oldest first; those with a damaged description are left out with a warning."""
     place = _Place(source)
     return list(place.sound(place.ids()))
 
 
+@checked
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
@@ -333,6 +337,7 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
     return {id: place.with_hint(id, problems[id]) if id in problems else None for id in place.ids() if id in checked}
 
 
+@checked
 def restore(
     source: str | Path,
     folder: str | Path,

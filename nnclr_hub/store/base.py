@@ -387,7 +387,7 @@ class VectorStore(Checked, Protocol):
         """Return the error for a name that does not exist."""
         known = ", ".join([*self.names(), *self.aliases()])
         hint = f"existing ones: {known}." if known else "the store is empty; index images first."
-        return CollectionNotFound(f"Collection {name!r} does not exist; {hint}")
+        return CollectionNotFound(f"Collection {name!r:.150} does not exist; {hint}")
 
     def __enter__(self) -> Self:
         return self

@@ -152,13 +152,14 @@ def _stack(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, wha
             rows = np.asarray(vectors, np.float32)
         if rows.shape == (count, spec.dim):
             return np.ascontiguousarray(rows)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):  # the last one by torch
         pass  # the message names the first wrong one
     for i, vector in enumerate(vectors):
         try:
-            shape = np.asarray(vector, np.float32).shape
-        except (TypeError, ValueError) as error:
-            raise InvalidRequest(f"The vector of {what(i)} is not a list of numbers.") from error
+            with np.errstate(over="ignore"):
+                shape = np.asarray(vector, np.float32).shape
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InvalidRequest(f"The vector of {what(i)} is not a list of numbers ({error}).") from error
         if shape != (spec.dim,):
             raise InvalidRequest(f"The vector of {what(i)} must have shape ({spec.dim},), got {shape}.")
     raise InvalidRequest(f"The vectors must be an array of numbers with {spec.dim} columns.")

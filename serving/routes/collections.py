@@ -31,7 +31,7 @@ from nnclr_hub.workbench.requests import NewCollection
 
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
-from ..limits import current_budget, in_thread_while_connected
+from ..limits import current_budget
 from ..models import note_changes
 from ..telemetry import measured
 from .router import FAILED_WRITE, Here, Parts, Router, source_with_reading
@@ -297,12 +297,10 @@ async def changes(
     try:
         # neither a thread nor a permit is held while it waits
         while (left := until - time.monotonic()) > 0 and not await run_in_threadpool(has_changes):
-            if await request.is_disconnected():
-                break
             await asyncio.sleep(min(max(POLL_SECONDS, len(waiting) / POLLS_PER_SECOND), left))
     finally:
         waiting.discard(request)
-    return await in_thread_while_connected(request, answer, here.search_threads)
+    return await to_thread.run_sync(answer, limiter=here.search_threads)
 
 
 def response_of(info: CollectionInfo) -> CollectionResponse:

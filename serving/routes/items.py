@@ -137,7 +137,7 @@ async def add_images(name: str, request: Request, here: Here) -> Response:
     size = sum(len(image.data) for image in images if isinstance(image.data, bytes))
     new = await in_thread_if_large(size, _add_request, images, notes)
     with measured("ingest"):
-        errors = await here.ingest.add(request, here.workbench, name, new) if new.images else []
+        errors = await here.ingest.add(here.workbench, name, new) if new.images else []
     added = iter([error or one.item_id for one, error in zip(new.images, errors, strict=True)])
     results = [one.data if isinstance(one.data, ImageError) else next(added) for one in images]
     names = [{"name": image.name} for image in images]

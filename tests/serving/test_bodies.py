@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rest_requests import talk
-from starlette.datastructures import Headers
 from starlette.types import Message
 from waiting import until
 
 from nnclr_hub.errors import RequestTooSlow
-from serving.limits import BodyLimits
+from serving.limits import BodyLimits, Budget, Exchange
 from serving.multipart import MAX_PARTS, MalformedForm, parse_form
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
@@ -132,7 +131,17 @@ class Body:
 
     def __init__(self, size: int, pieces: int) -> None:
         self.size, self.pieces, self.received = size, pieces, 0
-        self.headers = Headers({"content-length": str(size * pieces)})
+
+    async def read(self, limits: BodyLimits) -> None:
+        """Receive all pieces, as a route does."""
+
+        async def route(scope, receive, send) -> None:
+            while self.received < self.pieces:
+                await receive()
+
+        headers = [(b"content-length", str(self.size * self.pieces).encode())]
+        scope = {"type": "http", "path": "/", "headers": headers}
+        await Exchange(limits, Budget(60), scope, self.receive, self.receive).run(route)  # type: ignore[arg-type]
 
     async def receive(self) -> Message:
         if self.received == self.pieces:
@@ -143,16 +152,9 @@ class Body:
 
 def test_a_body_whose_parts_are_always_ready_has_a_limit_on_its_time():
     """No timeout can end a wait for them."""
-    limits = BodyLimits(max_bytes=1000, idle_s=60, total_s=0.01, permits=1000)
-    body = Body(0, 200_000)  # more than a second
-
-    async def use() -> None:
-        with limits.limited(body.receive, Headers()) as receive:
-            while body.received < body.pieces:
-                await receive()
-
+    limits = BodyLimits(max_bytes=10**6, idle_s=60, total_s=0.01, permits=10**6)
     with pytest.raises(RequestTooSlow):
-        asyncio.run(use())
+        asyncio.run(Body(1, 200_000).read(limits))  # more than a second
 
 
 def test_the_memory_of_all_bodies_is_limited(strict):
@@ -174,13 +176,8 @@ def test_an_ordinary_request_does_not_wait_for_all_large_bodies():
     limits = BodyLimits(max_bytes=10**8, idle_s=60, total_s=60, permits=10**9)
     bodies = [Body(200_000, 50) for _ in range(20)]
 
-    async def upload(body: Body) -> None:
-        with limits.limited(body.receive, body.headers) as receive:
-            while True:
-                await receive()
-
     async def use() -> int:
-        uploads = [asyncio.create_task(upload(body)) for body in bodies]
+        uploads = [asyncio.create_task(body.read(limits)) for body in bodies]
         for _ in range(10):  # cycles of the event loop, as many as an ordinary request takes
             await asyncio.sleep(0)
         received = sum(body.received for body in bodies)

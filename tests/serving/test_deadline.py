@@ -20,6 +20,8 @@ from waiting import until
 from nnclr_hub import Encoder, load_encoder
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
+from serving.access import Access
+from serving.keys import READ, WRITE
 from serving.limits import Budget, RequestLimits
 from serving.routes import collections as changes
 from serving.settings import Settings
@@ -106,13 +108,29 @@ def test_the_client_does_not_wait_for_work_that_cannot_stop(hurried, hurried_cli
     until(lambda: gauge(hurried, "nnclr_searches_in_work") == 0)
 
 
-def test_a_search_stops_when_its_client_disconnects(hurried, hurried_client, stuck):
-    search = hurried_client.build_request("POST", "/api/v1/collections/c/search", json=ROUTES["search"].body)
-    with in_flight(search):
+@pytest.mark.parametrize(("method", "name"), [("POST", "search"), ("GET", "count")])
+def test_a_read_stops_when_its_client_disconnects(hurried, hurried_client, stuck, method, name):
+    with in_flight(hurried_client.build_request(method, f"/api/v1/collections/c/{name}", json=ROUTES[name].body)):
         until(lambda: gauge(hurried, "nnclr_searches_in_work") == 1)
         assert stuck.ended == []
     until(lambda: gauge(hurried, "nnclr_searches_in_work") == 0)
     assert set(stuck.ended) <= {"ClientDisconnect"}  # none if it had not begun
+
+
+@pytest.mark.parametrize(("needed", "finished"), [(READ, False), (WRITE, True)])
+def test_a_write_is_finished_when_its_client_disconnects(needed, finished):
+    done = []
+
+    async def route(scope, receive, send) -> None:
+        await asyncio.sleep(0.5)
+        done.append(1)
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "path": "/", "headers": [], "state": {"required": Access(needed)}}
+    asyncio.run(RequestLimits(route, Settings())(scope, receive, receive))  # type: ignore[arg-type]
+    assert bool(done) == finished
 
 
 def test_the_time_of_an_upload_does_not_count(hurried, monkeypatch):

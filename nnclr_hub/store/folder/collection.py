@@ -265,6 +265,7 @@ class EmbeddedCollection(Collection):
         return row[4]
 
     def read_all(self, limit: int = 1000, *, thumbnails: bool = True) -> Iterator[list[Item]]:
+        checks.check_whole("limit", limit, checks.MAX_LIMIT)
         with self._files.connections.reader() as connection:
             everything = rows.read_rows(connection, "true ORDER BY id", [])
             while page := list(islice(everything, limit)):

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 from nnclr_hub.arguments import checked
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreError
+from nnclr_hub.json_text import is_utf8
 from nnclr_hub.store.base import Collection, VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
 from nnclr_hub.store.disk import bytes_of_database, fsync_folder, give_back, take_lock, translated, write_id
@@ -319,6 +320,8 @@ class EmbeddedStore(VectorStore):
 
     def _resolve(self, name: str, *, aliases: bool = True) -> tuple[str, str]:
         """Return a collection's own name and the stem of its file; `aliases`: whether an alias is accepted."""
+        if not is_utf8(name):  # SQLite cannot look it up
+            raise self.not_found(name)
         own = "coalesce((SELECT name FROM aliases WHERE alias = ?1), ?1)"
         with self._catalog.using() as root:
             assert root is not None
