@@ -17,7 +17,7 @@ from job_worlds import WorkRequest, until
 from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import staging
-from nnclr_hub.workbench.tasks import Task
+from nnclr_hub.workbench.tasks import Interrupted, Task
 from serving.jobs import HIDDEN, JOB, JobRecords
 from serving.telemetry import Json, Text
 
@@ -260,6 +260,26 @@ def test_jobs_interrupted_by_a_shutdown_run_again_in_order(world, lines):
     assert world.work.cleaned == []
     messages = [json.loads(line)["message"].split()[2] for line in lines(Json())]
     assert messages == ["started", "interrupted", "started", "done", "started", "done"]
+
+
+def test_an_error_during_a_shutdown_is_an_interruption(world):
+    """The store or a model may be closed while a job uses it."""
+
+    def fail(bench, request, context):
+        context.progress(0, 1)
+        try:
+            while True:
+                context.raise_if_cancelled()
+                time.sleep(0.01)
+        except Interrupted as error:
+            raise StoreError("The store is closed.") from error
+
+    world.jobs.tasks["work"] = Task("work", WorkRequest, "/x", False, fail)
+    job = world.submit("a")
+    until(world.jobs, job.id, "running")
+    world.jobs.stop()
+    stored = JobRecords(world.store.records, 9).get(job.id)
+    assert (stored.state, stored.attempts) == ("queued", 0)
 
 
 def test_a_job_that_crashed_the_server_three_times_fails(world):
