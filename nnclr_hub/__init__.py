@@ -28,8 +28,8 @@ if (_CHECKOUT / "training" / "pretrain.py").is_file():
 _TRAINING = {
     "pretrain": "pretrain",
     "evaluate": "evals.evaluate",
-    "Callback": "callbacks",
-    "CALLBACKS": "callbacks",
+    "Callback": "run",
+    "CALLBACKS": "run",
     "AUGMENTATIONS": "data.views",
     "View": "data.views",
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Number, Real
 from os import PathLike
 from types import FunctionType
-from typing import Any, Protocol, TypeVar, get_origin
+from typing import Any, ClassVar, Protocol, TypeVar, get_origin
 
 from nnclr_hub.errors import InvalidRequest
 
@@ -68,12 +68,17 @@ def checked(function: F) -> F:
 
 
 class Checked(Protocol):
-    """Base of classes whose public methods are `checked`. The methods of subclasses are, too."""
+    """Base of classes whose public methods are `checked`. The methods of subclasses are, too.
+
+    UNCHECKED: methods that run for each search or batch, and check their arguments themselves.
+    """
+
+    UNCHECKED: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name, method in list(vars(cls).items()):
-            if isinstance(method, FunctionType) and not name.startswith("_"):
+            if isinstance(method, FunctionType) and not name.startswith("_") and name not in cls.UNCHECKED:
                 setattr(cls, name, checked(method))
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from training import step
-from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.recipes import find_recipe
+from training.run import Callback
 
 TINY = ["channels=8,8,8,8", "projection_hidden=16", "projection_dim=8", "image_size=32", "pack_size=32", "eval_size=32"]
 FAST = [*TINY, "batch_size=16", "epochs=4", "checkpoint_every=2", "log_every=2", "precision=fp32", "queue_size=40"]

@@ -15,9 +15,9 @@ from torch import nn
 from waiting import free_port
 
 from nnclr_hub.method import METHODS, Learner, PredictionHead, ProjectionHead, Prototypes, SupportSet
-from training.callbacks import Callback
 from training.distributed import Ranks, joined, share_gradients, synchronize_norms
 from training.pretrain import pretrain
+from training.run import Callback
 
 BATCH = 12
 # name -> (method, options of the learner, share of neighbors, small views)

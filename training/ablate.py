@@ -26,6 +26,7 @@ from nnclr_hub.terminal import PlainConsole
 
 from .data.image_index import training_files
 from .data.named_sets import find_data
+from .evals.results import markdown_table
 from .evals.task import Part, evaluation_sets, table_set
 from .pretrain import pretrain
 from .recipes import Recipe
@@ -45,6 +46,12 @@ class Result:
     row: Row
     seeds: tuple[int, ...]
     scores: Mapping[str, tuple[float, ...]]
+
+    @classmethod
+    def of(cls, row: Row, by_seed: Mapping[int, Mapping[str, float]]) -> Result:
+        """Join the scores of at least one run by their metrics."""
+        metrics = next(iter(by_seed.values()))
+        return cls(row, tuple(by_seed), {name: tuple(one[name] for one in by_seed.values()) for name in metrics})
 
 
 def ablate(
@@ -85,27 +92,27 @@ def ablate(
     recipes = [base.with_settings(row.settings) for row in every]  # before any run: an invalid row stops here
     _check_data(recipes, data, labels, console)
     names = [slug(row.label) for row in every]
-    if clash := next(
-        (row.label for row, name in zip(every, names, strict=True) if not name or names.count(name) > 1), None
-    ):
-        raise InvalidRequest(
-            f"The row {clash!r} needs another label: its folder would be that of another row, or empty."
-        )
-    results: dict[int, dict[int, dict[str, float]]] = {number: {} for number in range(len(every))}
+    for row, name in zip(every, names, strict=True):
+        if not name or names.count(name) > 1:
+            raise InvalidRequest(
+                f"The row {row.label!r} needs another label: its folder would be that of another row, or empty."
+            )
+    scores: list[dict[int, dict[str, float]]] = [{} for _ in every]  # of each row, by seed
+    done: list[Result] = []
     for seed in range(base.seed, base.seed + seeds):
-        for number, (row, recipe) in enumerate(zip(every, recipes, strict=True)):
-            console.print(f"{row.label}, seed {seed}", highlight=False)
-            run = folder / slug(row.label) / f"seed-{seed}"
+        for name, row, recipe, own in zip(names, every, recipes, scores, strict=True):
+            console.print(f"{row.label}, seed {seed}")
+            run = folder / name / f"seed-{seed}"
             settings = recipe.with_settings([f"seed={seed}"])
             options = {"resume": True, "labels": labels, "device": device, "console": console}
             require_same_epochs(run, settings)
             outcome = pretrain(settings, data, run, **options)
             if not outcome.finished:
                 return None
-            results[number][seed] = outcome.scores
-            _write(folder, table, base, _collect(every, results))
-    done = _collect(every, results)
-    console.print(f"done: {folder / 'results.md'}, {folder / 'report.html'}", highlight=False)
+            own[seed] = outcome.scores
+            done = [Result.of(row, by_seed) for row, by_seed in zip(every, scores, strict=True) if by_seed]
+            _write(folder, table, base, done)
+    console.print(f"done: {folder / 'results.md'}, {folder / 'report.html'}")
     return done
 
 
@@ -143,8 +150,7 @@ def _check_data(
     if labels is None and not evaluation_sets(folders):
         console.print(
             "note: No folder has labeled images in train/ and in val/ or test/, and there is no table of "
-            "--labels. The rows will be trained without scores to compare them.",
-            highlight=False,
+            "--labels. The rows will be trained without scores to compare them."
         )
 
 
@@ -162,35 +168,12 @@ def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
 
 
-def _collect(rows: Sequence[Row], results: Mapping[int, Mapping[int, Mapping[str, float]]]) -> list[Result]:
-    collected = []
-    for number, row in enumerate(rows):
-        by_seed = results[number]
-        if by_seed:
-            metrics = next(iter(by_seed.values()))
-            scores = {metric: tuple(one[metric] for one in by_seed.values()) for metric in metrics}
-            collected.append(Result(row, tuple(by_seed), scores))
-    return collected
-
-
 # ------------------------------------------------------------------------------ output files
 
 
 def _write(folder: Path, table: Table, base: Recipe, results: Sequence[Result]) -> None:
-    document = {
-        "table": table.title,
-        "recipe": base.name,
-        "rows": [
-            {
-                "label": one.row.label,
-                "settings": one.row.settings,
-                "seeds": one.seeds,
-                "scores": one.scores,
-                "paper": one.row.paper,
-            }
-            for one in results
-        ],
-    }
+    rows = [{**dataclasses.asdict(one.row), "seeds": one.seeds, "scores": one.scores} for one in results]
+    document = {"table": table.title, "recipe": base.name, "rows": rows}
     shared = ", ".join(f"{name} {getattr(base, name)}" for name in SHARED)
     replace_file(folder / "results.json", json.dumps(document, indent=2) + "\n")
     replace_file(folder / "results.md", as_markdown(table, base.name, shared, results))
@@ -207,14 +190,13 @@ def as_markdown(table: Table, recipe: str, shared: str, results: Sequence[Result
         f"Settings, unless a row states otherwise: {shared}.",
         table.note,
         "",
-        f"| {' | '.join(['row', 'seeds', *metrics, 'paper'])} |",
-        f"|---|---|{'---|' * len(metrics)}---|",
     ]
+    rows = []
     for one in results:
         cells = [_cell(one.scores.get(metric, ())) for metric in metrics]
         paper = "" if one.row.paper is None else f"{one.row.paper:.1f}"
-        lines.append(f"| {' | '.join([one.row.label, ', '.join(map(str, one.seeds)), *cells, paper])} |")
-    return "\n".join(lines) + "\n"
+        rows.append([one.row.label, ", ".join(map(str, one.seeds)), *cells, paper])
+    return "\n".join([*lines, *markdown_table(["row", "seeds", *metrics, "paper"], rows)]) + "\n"
 
 
 def _cell(values: Sequence[float]) -> str:

@@ -22,41 +22,29 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.errors import CheckpointError
 from nnclr_hub.file_replacement import replace_file
 
 from .data.image_index import ImageIndex
 from .monitor import LOG, NEIGHBORS, Monitor, read_log
 from .recipes import Recipe
-from .run import CHECKPOINT, Origin, Run
+from .run import CHECKPOINT, Run
+from .setup import EVALUATED, FREE, SHORTENED, Setup
 
-# what is exported: the input and the network
-EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode", "encoder")
-# settings that may change between the parts of one run. The weights do not depend on them, except for rounding, and
-# except for epochs, and chunk, which sets the images that one batch norm sees
-FREE = (
-    *EVALUATED,
-    *("epochs", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
-    *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "compile"),
-    *("compile_views", "graph", "chunk", "fixed", "name"),
-)
-FITTED = ("batch_size", "queue_size", "k", "warmup_epochs")  # they depend on the number of images at the run's start
-SHORTENED = 10  # a warm-up of all epochs is replaced by one of a tenth of them; it changes with the epochs
 LEAST_SAME = 0.5  # share of the images of a checkpoint that must be among those of the resumed run
 UNKNOWN = -1  # id and label of a row whose image was removed
 PARTS = {"recipe", "settings", "init", "terms", "files", "steps_per_epoch", "step", "unlogged", "learner", "scaler"}
 
 
-def state_of(run: Run, origin: Origin, monitor: Monitor, references: dict[str, Any]) -> dict[str, Any]:
+def state_of(run: Run, setup: Setup, monitor: Monitor, references: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a run for `save_checkpoint`."""
-    files = origin.files
+    files = setup.files
     return {
         "recipe": run.recipe.name,
         "settings": dataclasses.asdict(run.recipe),
-        "init": origin.init,
-        "terms": origin.terms,
-        "teacher": origin.teacher.fingerprint if origin.teacher else None,
+        "init": setup.init,
+        "terms": run.terms,
+        "teacher": setup.teacher.fingerprint if setup.teacher else None,
         "files": files.digest,
         **({"images": torch.from_numpy(files.fingerprints)} if len(files.fingerprints) else {}),
         "steps_per_epoch": run.batches.steps_per_epoch,
@@ -114,15 +102,9 @@ def check_parts(saved: Mapping[str, Any], out: Path) -> None:
         )
 
 
-def check_same_run(
-    saved: dict[str, Any],
-    recipe: Recipe,
-    files: ImageIndex,
-    start: str | None,
-    out: Path,
-    teacher: FeatureSource | None = None,
-) -> None:
+def check_same_run(saved: Mapping[str, Any], setup: Setup, out: Path) -> None:
     """Reject a checkpoint that belongs to a different run."""
+    recipe, files, teacher = setup.recipe, setup.files, setup.teacher
     now = json.loads(json.dumps(dataclasses.asdict(recipe)))
     before = json.loads(json.dumps(saved["settings"]))
     done = saved["step"] / saved["steps_per_epoch"]
@@ -135,8 +117,8 @@ def check_same_run(
     ]
     if saved["recipe"] != recipe.name:
         changed.insert(0, f"recipe was {saved['recipe']}, is {recipe.name}")
-    if saved["init"] != start:
-        changed.append(f"--init was {saved['init']}, is {start}")
+    if saved["init"] != setup.init:
+        changed.append(f"--init was {saved['init']}, is {setup.init}")
     if saved.get("teacher") != (teacher.fingerprint if teacher else None):
         changed.append("the weights of the teacher have changed")
     if saved["files"] != files.digest:
@@ -150,30 +132,9 @@ def check_same_run(
         )
 
 
-def evaluation_changed(saved: dict[str, Any], recipe: Recipe) -> bool:
+def evaluation_changed(saved: Mapping[str, Any], recipe: Recipe) -> bool:
     """Return whether the exported encoder's input or network differs from the checkpoint's."""
     return any(saved["settings"][name] != getattr(recipe, name) for name in EVALUATED)
-
-
-def choices_of(saved: Mapping[str, Any], recipe: Recipe) -> Recipe:
-    """Return the recipe `auto` with what it chose when the run began: it might choose otherwise for other images."""
-    names = {name for name in recipe.values() if name not in (*FREE, *recipe.fixed)}
-    names |= {"epochs"} - set(recipe.fixed)
-    return dataclasses.replace(recipe, **{name: saved["settings"][name] for name in names})
-
-
-def sizes_of(saved: Mapping[str, Any], asked: Recipe, fitted: Recipe, images: int) -> Recipe:
-    """Return the recipe with the sizes of the run's start, if the present settings allow them.
-
-    Args:
-        asked: before its sizes were fitted to the images.
-        fitted: after that.
-        images: their number; a batch of the start must not be larger.
-    """
-    before = saved["settings"]
-    most = {"batch_size": images}
-    names = [name for name in FITTED if before[name] <= min(getattr(asked, name), most.get(name, before[name]))]
-    return dataclasses.replace(fitted, **{name: before[name] for name in names})
 
 
 def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Console) -> None:
@@ -181,12 +142,12 @@ def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Cons
     learner, step = dict(saved["learner"]), saved["step"]
     if (epochs := saved["settings"]["epochs"]) != run.recipe.epochs:
         text = f"epochs: {epochs:g} before, {run.recipe.epochs:g} now; the learning rate follows the new schedule"
-        console.print(text, highlight=False)
+        console.print(text)
     if "images" in saved and not np.array_equal(before := saved["images"].numpy(), now := files.fingerprints):
         places = dict(zip(now.tolist(), range(len(now)), strict=True))
         moved = torch.tensor([places.get(one, UNKNOWN) for one in before.tolist()])
         added, removed = len(now) - int((moved >= 0).sum()), int((moved < 0).sum())
-        console.print(f"images: {added} added and {removed} removed since the checkpoint", highlight=False)
+        console.print(f"images: {added} added and {removed} removed since the checkpoint")
         if "support_set.ids" in learner:
             labels = torch.from_numpy(np.asarray(files.labels, np.int64))
             ids = learner["support_set.ids"]

@@ -83,7 +83,7 @@ class LabeledSet:
         for number, part in enumerate(parts):
             if len(part.paths) > most:
                 parts[number] = part.keep(np.sort(np.random.default_rng(0).permutation(len(part.paths))[:most]))
-                console.print(f"{task.name}: scoring {most} of {len(part.paths)} images of a split", highlight=False)
+                console.print(f"{task.name}: scoring {most} of {len(part.paths)} images of a split")
         self.name, self.split, self._classes = task.name, task.split, task.classes
         self.images = hashlib.sha256(f"{parts[0].digest} {parts[1].digest}".encode()).hexdigest()[:16]
         transform, first = EvalTransform(preprocessing), len(parts[0].paths)

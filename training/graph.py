@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -171,28 +171,30 @@ class StepGraph:
         # each view has its own shapes and parameters, which are constants of its program
         colors = torch.compile(colors_and_blur, dynamic=False) if compiled else colors_and_blur
         self._change: Change = partial(change_all, change=colors)
-        self._pack.prepare_gather()
         self._labels = torch.from_numpy(run.batches.labels).to(run.ranks.where)
         self._views: tuple[View, ...] = ()
         self._steps = 0  # with these views
-        self._ring: list[Inputs] = []
+        self._ring: list[tuple[Inputs, torch.cuda.Event | None]] = []  # with an event after their last copy
         self._result: Pass | None = None
 
     def wait(self) -> None:
         """Wait until the device has read the inputs that the next ones replace: it is at most RING steps behind."""
-        if self._ring:
-            self._ring[self._steps % RING].wait()
+        if self._ring and (sent := self._ring[self._steps % RING][1]) is not None:
+            sent.synchronize()
 
     def load(self, drawn: Draw, neighbor_share: float) -> None:
         """Send the inputs of a step to the device, after `wait`."""
         if self._views != tuple(drawn.views):
             self._start(tuple(drawn.views), len(drawn.rows))
-        slot = self._ring[self._steps % RING]
-        slot.rows.copy_(torch.from_numpy(drawn.rows))
-        slot.numbers.copy_(drawn.numbers)
-        slot.boxes.copy_(self._pack.boxes(drawn.rows, drawn.views, drawn.numbers))
-        slot.share.fill_(neighbor_share)
-        slot.send(self._inputs)
+        inputs, sent = self._ring[self._steps % RING]
+        inputs.rows.copy_(torch.from_numpy(drawn.rows))
+        inputs.numbers.copy_(drawn.numbers)
+        inputs.boxes.copy_(self._pack.boxes(drawn.rows, drawn.views, drawn.numbers))
+        inputs.share.fill_(neighbor_share)
+        for here, there in zip(inputs, self._inputs, strict=True):
+            there.copy_(here, non_blocking=True)
+        if sent is not None:
+            sent.record()
 
     def run(self) -> Pass:
         """Compute the gradients of the step whose inputs were loaded."""
@@ -222,7 +224,9 @@ class StepGraph:
         where = self._run.ranks.where
         self._inputs = Inputs.empty(len(views), batch, where)
         host, pinned = torch.device("cpu"), self.recorder.pinned
-        self._ring = [Inputs.empty(len(views), batch, host, pinned) for _ in range(RING)]
+        self._ring = [
+            (Inputs.empty(len(views), batch, host, pinned), torch.cuda.Event() if pinned else None) for _ in range(RING)
+        ]
 
     def _body(self) -> Pass:
         inputs, learner = self._inputs, self._run.learner
@@ -235,46 +239,27 @@ class StepGraph:
         return Pass(step, inputs.rows, labels, measure_step(step, learner.support_set, labels))
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(NamedTuple):
     """What a step gets from the host, there or on the device.
 
     rows: (B,) int64, images of the step.
     boxes: (V, B, 4) float32, crops of the views.
     numbers: (V, B, NUMBERS) float32, random numbers of the views.
     share: scalar float64, neighbor_share of the step.
-    sent: event after the last copy from here to the device.
     """
 
     rows: Tensor
     boxes: Tensor
     numbers: Tensor
     share: Tensor
-    sent: torch.cuda.Event | None = None
 
     @classmethod
     def empty(cls, views: int, batch: int, where: torch.device, pinned: bool = False) -> Inputs:
         """Return inputs of these sizes; `pinned`: in memory that a device reads while the program continues."""
-
-        def zeros(*shape: int, kind: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(shape, dtype=kind, device=where, pin_memory=pinned)
-
+        zeros = partial(torch.zeros, device=where, pin_memory=pinned)
         return cls(
-            zeros(batch, kind=torch.int64),
+            zeros(batch, dtype=torch.int64),
             zeros(views, batch, 4),
             zeros(views, batch, NUMBERS),
-            zeros(kind=torch.float64),
-            torch.cuda.Event() if pinned else None,
+            zeros((), dtype=torch.float64),
         )
-
-    def wait(self) -> None:
-        """Wait until the device has read these inputs."""
-        if self.sent is not None:
-            self.sent.synchronize()
-
-    def send(self, there: Inputs) -> None:
-        """Copy these inputs to those on the device."""
-        for name in ("rows", "boxes", "numbers", "share"):
-            getattr(there, name).copy_(getattr(self, name), non_blocking=True)
-        if self.sent is not None:
-            self.sent.record()

@@ -12,7 +12,7 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -154,10 +154,6 @@ class Monitor:
         line = {"step": step, "epoch": round(epoch, 4), **scores}
         self._append(line)
         return line
-
-    def last_scored(self, names: Iterable[str]) -> int | None:
-        """Return the step of the last line with scores of these names; None if the log has none."""
-        return next((line["step"] for line in reversed(self.lines) if line.keys() & set(names)), None)
 
     def _append(self, line: dict[str, Any]) -> None:
         line = _finite(line)

@@ -223,15 +223,11 @@ class InitialEncoder:
 
     def _heads(self) -> dict[str, Any]:
         """Return the settings of its heads; {} if it has none, or if no setting describes them."""
-        if self.folder is None or not (self.folder / HEADS).is_file():
-            return {}
-        shapes = {name: tuple(value.shape) for name, value in read_weights(self.folder, HEADS).items()}
-        linear = {
-            head: [one for name, one in shapes.items() if name.startswith(head) and len(one) == 2] for head in BOTH
-        }
-        projection, prediction = (linear[head] for head in BOTH)
-        norms = sum(name.startswith(BOTH[0]) and name.endswith("running_mean") for name in shapes)
-        scales = sum(name.startswith(BOTH[0]) and name.endswith("weight") for name in shapes) - len(projection)
+        heads = read_heads(self.folder)
+        first, second = (heads.get(head, {}) for head in BOTH)
+        projection, prediction = ([one.shape for one in head.values() if one.ndim == 2] for head in (first, second))
+        norms = sum(name.endswith("running_mean") for name in first)
+        scales = sum(name.endswith("weight") for name in first) - len(projection)
         last = "none" if norms < len(projection) else "affine" if scales == norms else "plain"
         known = (name for name, one in PROJECTIONS.items() if (one.layers, one.last_norm) == (len(projection), last))
         if (name := next(known, None)) is None:
@@ -240,6 +236,16 @@ class InitialEncoder:
         if not prediction:
             return {**found, "prediction": "none"}
         return {**found, "prediction": "paper", "prediction_hidden": prediction[0][0]}
+
+
+def read_heads(folder: Path | None) -> dict[str, dict[str, Tensor]]:
+    """Return the weights of the heads in a model folder, by head; {} without any."""
+    heads: dict[str, dict[str, Tensor]] = {}
+    if folder is not None and (folder / HEADS).is_file():
+        for name, value in read_weights(folder, HEADS).items():
+            head, _, key = name.partition(".")
+            heads.setdefault(head, {})[key] = value
+    return heads
 
 
 def find_initial_encoder(source: str) -> InitialEncoder:
@@ -293,8 +299,7 @@ def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
     if start.preprocessing.input_size != recipe.eval_size:
         console.print(
             f"note The encoder in --init takes {start.preprocessing.input_size} pixels, and the exported one will take "
-            f"{recipe.eval_size}; --set eval_size changes that.",
-            highlight=False,
+            f"{recipe.eval_size}; --set eval_size changes that."
         )
     ours = (timm_name(recipe.backbone).partition(".")[0], recipe.channels)
     theirs = (start.architecture.partition(".")[0], start.channels)
@@ -307,7 +312,7 @@ def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
             "or use an encoder of that architecture."
         )
     shown = [f"{name} {list(widths) or ''}".strip() for name, widths in (theirs, ours)]
-    console.print(f"backbone: using {shown[0]} from --init instead of {shown[1]}", highlight=False)
+    console.print(f"backbone: using {shown[0]} from --init instead of {shown[1]}")
     return dataclasses.replace(recipe, backbone=theirs[0], channels=start.channels)
 
 
@@ -327,23 +332,17 @@ def load_initial_encoder(learner: Learner, start: InitialEncoder, console: Conso
             arguments["in_chans"] = in_chans  # timm repeats and scales the weights of the first convolution
         trained = backbone_from_folder(start.folder, arguments)
     load_state(learner.backbone, trained.state_dict(), start.source)
-    heads = [name for name in BOTH if _load_head(getattr(learner, name), name, start)]
+    saved = read_heads(start.folder)
+    heads = [name for name in BOTH if _load_head(getattr(learner, name), saved.get(name, {}))]
     if learner.momentum is not None:
         learner.momentum.reset(learner.online)
     loaded = f"and its {' and '.join(heads)} head" + ("s" if len(heads) > 1 else "") if heads else "with new heads"
-    console.print(f"starting from {start.source} {loaded}", highlight=False)
+    console.print(f"starting from {start.source} {loaded}")
 
 
-def _load_head(head: nn.Module, name: str, start: InitialEncoder) -> bool:
-    if start.folder is None or not (start.folder / HEADS).is_file() or not head.state_dict():
-        return False
-    saved = {
-        key.removeprefix(f"{name}."): value
-        for key, value in read_weights(start.folder, HEADS).items()
-        if key.startswith(f"{name}.")
-    }
-    expected = head.state_dict()
-    if {key: value.shape for key, value in saved.items()} != {key: value.shape for key, value in expected.items()}:
+def _load_head(head: nn.Module, saved: dict[str, Tensor]) -> bool:
+    expected = {key: value.shape for key, value in head.state_dict().items()}
+    if not expected or {key: value.shape for key, value in saved.items()} != expected:
         return False
     head.load_state_dict(saved)
     return True

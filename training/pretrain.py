@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,20 +33,19 @@ from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
-from .callbacks import CALLBACKS, Callback, Callbacks
 from .checkpoint import check_parts, check_same_run, evaluation_changed, load_checkpoint, restore
 from .data.image_index import has_labels
 from .data.views import View
-from .distributed import Ranks, joined
+from .distributed import joined
 from .evals.task import table_set
 from .interrupt import stop_signals
 from .network import build_learner, find_initial_encoder, load_initial_encoder, place_learner
 from .optimization import Schedule, make_optimizer
 from .plugins import load_plugins, with_parts
 from .recipes import Recipe, find_recipe
-from .recipes.recipe import FIT, assignments
-from .recorder import Recorder
-from .run import Origin, Run, claim, disk_errors
+from .recipes.recipe import FIT, OF_PLUGIN, assignments, one_of
+from .recorder import Recorder, write_run_json
+from .run import CALLBACKS, Callback, Callbacks, Run, claim, disk_errors
 from .setup import Setup
 from .step import Stepper
 from .time_limit import TimedEpochs, epochs_follow_time
@@ -140,6 +140,8 @@ def pretrain(
     scored = given if given and (has_labels(given) or not (chosen.same or chosen.not_same)) else None
     table = None if scored is None else table_set(scored, data)  # a wrong table stops the run at once
     try:
+        for name in chosen.callbacks:
+            one_of("callbacks", name, CALLBACKS, OF_PLUGIN)
         called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from error
@@ -155,7 +157,7 @@ def pretrain(
         start = find_initial_encoder(init) if init and init != NO_ENCODER else None
         claim(out, resume, ranks, console)
         for note in table.left_out if table else ():
-            console.print(note, style="yellow", highlight=False)
+            console.print(note, style="yellow")
         saved = load_checkpoint(out) if resume else None
         if saved is not None:
             check_parts(saved, out)
@@ -175,7 +177,6 @@ def pretrain(
             teacher=teacher,
         )
         recipe, batches, start = ready.recipe, ready.batches, ready.start
-        init = start.source if start else None
 
         # ------------------------------------------------------------------------ network
         torch.manual_seed(recipe.seed)
@@ -183,39 +184,43 @@ def pretrain(
         if start and saved is None:
             load_initial_encoder(learner, start, console, recipe.in_chans)
         learner = place_learner(learner, recipe, ranks)
-        run, schedule = _plan(out, ready, learner, ranks, from_encoder=start is not None)
+        steps = recipe.steps(batches.steps_per_epoch)
+        # trained weights: the heads learn first, and early layers slower
+        optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if start else 1.0)
+        heads_first = round(recipe.heads_first * steps) if start else 0
+        schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, heads_first=heads_first)
+        run = Run(out, recipe, learner, optimizer, batches, ranks, steps, terms=terms, plugins=digests)
 
         # ------------------------------------------------------------------------ resume
         trained_before = rescored = False
         if saved is not None:
-            check_same_run(saved, recipe, ready.files, init, out, ready.teacher)
+            check_same_run(saved, ready, out)
             restore(run, saved, ready.files, console)
-            terms = terms or saved["terms"]
+            run.terms = terms or saved["terms"]
             trained_before = run.finished
             rescored = evaluation_changed(saved, recipe)
             verdict = Verdict.read(out)  # None if the run was killed after its last checkpoint
             complete = verdict is not None and (not verdict.kept or (out / TRAINED).is_dir())
             if trained_before and complete and not rescored:
                 console.print(
-                    f"{out} is finished after {counted(run.steps, 'step')}; the encoder is in {out / 'encoder'}.",
-                    highlight=False,
+                    f"{out} is finished after {counted(run.steps, 'step')}; the encoder is in {out / 'encoder'}."
                 )
                 return PretrainResult(True, run.step, run.scores, verdict)
-            console.print(f"continuing at step {run.step} of {run.steps}", highlight=False)
+            console.print(f"continuing at step {run.step} of {run.steps}")
         ranks.require_equal(
             images=len(batches), batch_size=recipe.batch_size, precision=recipe.precision, checkpoint=run.step
         )
-        origin = Origin(ready.folders, ready.files, init, terms, digests, ready.teacher)
         if ranks.first:
             out.mkdir(parents=True, exist_ok=True)
-        recorder = Recorder(run, origin, called, ready.sets, saved, console)
+        recorder = Recorder(run, ready, called, saved, console)
         if (
             minutes  # a limit of 0 stops after a step, to be resumed
             and epochs_follow_time(chosen)
             and (saved is None or fits)
             and ranks.world == 1
         ):
-            called = Callbacks([called, TimedEpochs(until, chosen, schedule, recorder.write_run, console)])
+            changed = partial(write_run_json, run, ready)
+            called = Callbacks([called, TimedEpochs(until, chosen, schedule, changed, console)])
         called.on_start(run)
         try:
             if trained_before:  # what is exported has changed, or the verdict is missing
@@ -224,12 +229,12 @@ def pretrain(
                     recorder.evaluate()
                 recorder.save()
             else:
-                with recorder.paused():
+                with recorder.monitor.paused():
                     recorder.start()
                     ranks.wait_for_first()
                 stepper = Stepper(run, schedule)
                 if stepper.eager_because is not None:
-                    console.print(f"Steps are not recorded as a graph: {stepper.eager_because}.", highlight=False)
+                    console.print(f"Steps are not recorded as a graph: {stepper.eager_because}.")
                 _train(run, stepper, recorder, called, until, console, resumed=saved is not None)
             if run.finished:
                 recorder.finish()
@@ -237,16 +242,6 @@ def pretrain(
             batches.close()
             called.on_end(run)
         return PretrainResult(run.finished, run.step, run.scores, run.verdict)
-
-
-def _plan(out: Path, ready: Setup, learner: Learner, ranks: Ranks, *, from_encoder: bool) -> tuple[Run, Schedule]:
-    recipe, batches = ready.recipe, ready.batches
-    steps = recipe.steps(batches.steps_per_epoch)
-    # trained weights: the heads learn first, and early layers slower
-    optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if from_encoder else 1.0)
-    heads_first = round(recipe.heads_first * steps) if from_encoder else 0
-    schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, heads_first=heads_first)
-    return Run(out, recipe, learner, optimizer, batches, ranks, steps), schedule
 
 
 def _train(
@@ -281,11 +276,11 @@ def _train(
             minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
             if log_due or checkpoint_due or stopping or minutes_due:
                 recorder.stop_if_diverged(result.loss.item(), saved_at)
-            recorder.add(result)
+            recorder.monitor.add(result.metrics, recipe.batch_size, result.data_seconds)
             if log_due:
                 recorder.log(result)
             advance(run.step, run.steps)
-            with recorder.paused():
+            with recorder.monitor.paused():
                 if checkpoint_due:
                     recorder.evaluate()
                 if checkpoint_due or stopping:
@@ -295,5 +290,5 @@ def _train(
                 if checkpoint_due or stopping or minutes_due:
                     saved_at, saved_when = run.step, time.monotonic()
             if stopping and not run.finished:
-                console.print(f"stopped at step {run.step} of {run.steps}; continue with --resume", highlight=False)
+                console.print(f"stopped at step {run.step} of {run.steps}; continue with --resume")
                 break

@@ -6,13 +6,14 @@ paper's figure "Evolution of Nearest-Neighbors".
 
 from __future__ import annotations
 
-import base64
-import io
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
+import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,21 +25,25 @@ from nnclr_hub.encoder.features import FeatureSource
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ModelError, TrainingDiverged
 from nnclr_hub.file_replacement import replace_file
+from nnclr_hub.hub.sources import resolve
 from nnclr_hub.images.channels import for_people
 from nnclr_hub.images.readers.stack import as_image
+from nnclr_hub.publish.export import export_model
+from nnclr_hub.publish.provenance import DIRTY, NO_LICENSE, parent_record
 
-from .callbacks import Callback
 from .checkpoint import save_checkpoint, state_of
 from .data.augment import make_views
 from .data.batches import WHOLE, Batches
-from .evals.task import Task
+from .evals.results import versions
 from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
 from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_lines, stop_if_diverged
+from .network import read_heads
 from .report import write_report
-from .run import Origin, Run, export_encoder, keep_milestone, keep_parent, write_run_json
-from .step import StepResult
-from .verdict import RUN, TRAINED, UNTRAINED, References, judge, symptoms
+from .run import CHECKPOINT, Callback, Run, StepResult
+from .setup import Setup
+from .verdict import RUN, TRAINED, UNTRAINED, References, as_jpeg, judge, symptoms
 
+ROOT = Path(__file__).parents[1]
 RECENT = 20  # last lines of the log that are searched for symptoms
 QUERIES, SHOWN = 8, 5  # images whose neighbors are recorded, and neighbors of each
 THUMBNAIL = 56  # pixels of the longer side
@@ -48,46 +53,33 @@ class Recorder:
     """Logs, evaluates and saves a run. All processes of a distributed run call its methods, and the first one writes.
 
     Args:
-        sets: labeled sets that score the run.
         saved: the checkpoint that the run resumes from, if any.
     """
 
     def __init__(
-        self,
-        run: Run,
-        origin: Origin,
-        callbacks: Callback,
-        sets: Sequence[Task],
-        saved: Mapping[str, Any] | None,
-        console: Console,
+        self, run: Run, setup: Setup, callbacks: Callback, saved: Mapping[str, Any] | None, console: Console
     ) -> None:
-        self._run, self._origin, self._callbacks, self._console = run, origin, callbacks, console
+        self._run, self._setup, self._callbacks, self._console = run, setup, callbacks, console
         self._warned: set[str] = set()
         recipe, ranks = run.recipe, run.ranks
-        self._lineage = origin.lineage() if ranks.first else {}
+        self._lineage = lineage_of(run, setup) if ranks.first else {}
         self._chance = run.learner.chance_loss(recipe.batch_size)
-        self._monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
-        self.paused = self._monitor.paused  # excludes work from the training time
-        preprocessing, most = recipe.preprocessing, recipe.eval_images
+        self.monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
         before = saved.get("references") if saved else None
-        labeled = sets if ranks.first else ()
-        self._sets = [LabeledSet(one, preprocessing, most, console) for one in labeled]
+        labeled = setup.sets if ranks.first else ()
+        self._sets = [LabeledSet(one, recipe.preprocessing, recipe.eval_images, console) for one in labeled]
         self._references = References(labeled, recipe.preprocessing.reading, recipe.in_chans, before, console)
 
     def start(self) -> None:
         """Score what the run is compared with, and the encoder that it starts from as the start of its curve."""
-        run, init = self._run, self._origin.init
+        run, init = self._run, self._setup.init
         run.tested = {one.name: one.tested for one in self._sets}
         if run.ranks.first:
-            self.write_run()
+            write_run_json(run, self._setup)
             known = run.step == 0 or init is not None  # the first step changes the untrained network
-            self._references.measure(init or UNTRAINED, self._initial_encoder if known else None, self._origin.teacher)
+            self._references.measure(init or UNTRAINED, self._initial_encoder if known else None, self._setup.teacher)
         if run.step == 0 and init:
             self.evaluate()
-
-    def write_run(self) -> None:
-        """Write RUN/run.json."""
-        write_run_json(self._run, self._origin)
 
     def _initial_encoder(self) -> FeatureSource:
         parent = self._parent()
@@ -96,16 +88,12 @@ class Recorder:
         return encoder_of(self._run)
 
     def _parent(self) -> Encoder | None:
-        init = self._origin.init
+        init = self._setup.init
         try:
             return None if init is None else load_encoder(init, device=str(self._run.ranks.where))
         except ModelError as error:
-            self._console.print(f"note: {init} is scored in this run: {error}", highlight=False)
+            self._console.print(f"note: {init} is scored in this run: {error}")
             return None
-
-    def add(self, result: StepResult) -> None:
-        """Count a step."""
-        self._monitor.add(result.metrics, self._run.recipe.batch_size, result.data_seconds)
 
     def stop_if_diverged(self, loss: float, saved_at: int | None) -> None:
         """Raise TrainingDiverged, after the log and the report show it; see `training.monitor.stop_if_diverged`."""
@@ -114,7 +102,7 @@ class Recorder:
             stop_if_diverged(run.learner, loss, run.step, run.out, saved_at)
         except TrainingDiverged:
             if run.ranks.first:
-                self._monitor.record(
+                self.monitor.record(
                     run.step, run.epoch, {"loss": loss, **({"weights": math.nan} if math.isfinite(loss) else {})}
                 )
                 write_report([run.out], run.out / "report.html")
@@ -123,7 +111,7 @@ class Recorder:
     def log(self, result: StepResult) -> None:
         """Write a line of the log, and warn of symptoms of a run that does not learn."""
         run, ranks = self._run, self._run.ranks
-        self._monitor.collect()
+        self.monitor.collect()
         z = ranks.gather(result.z1)
         facts = [peak_memory_mb(ranks.where), len(run.batches.pixels.unreadable)]
         of_ranks = ranks.gather(torch.tensor([facts], dtype=torch.float64, device=ranks.where))
@@ -131,13 +119,13 @@ class Recorder:
         if of_ranks[:, 1].any():  # several ranks may have met the same image
             unreadable = len(set().union(*ranks.collect(set(run.batches.pixels.unreadable)) or ()))
         extra = {**self._chance, "peak_memory_mb": peak, **({"unreadable": unreadable} if unreadable else {})}
-        line = self._monitor.log(run.step, run.epoch, lr=result.lr, rankme=rankme(z) if ranks.first else 0.0, **extra)
+        line = self.monitor.log(run.step, run.epoch, lr=result.lr, rankme=rankme(z) if ranks.first else 0.0, **extra)
         if not ranks.first:
             return
         warmup = run.recipe.warmup_epochs / run.recipe.epochs
-        for symptom, sentence in symptoms(self._monitor.lines[-RECENT:], run.steps, warmup=warmup).items():
+        for symptom, sentence in symptoms(self.monitor.lines[-RECENT:], run.steps, warmup=warmup).items():
             if symptom not in self._warned:
-                self._console.print(f"warning: {sentence}", highlight=False)
+                self._console.print(f"warning: {sentence}")
                 self._warned.add(symptom)
         self._callbacks.on_log(run, line)
 
@@ -146,10 +134,10 @@ class Recorder:
         run = self._run
         if run.ranks.first:
             run.scores.update(scores_of(self._sets, encoder_of(run)) if self._sets else {})
-            line = self._monitor.record(run.step, run.epoch, run.scores)
+            line = self.monitor.record(run.step, run.epoch, run.scores)
             if run.scores:  # without labels there are none
                 shown = "  ".join(f"{key} {value:.3f}" for key, value in run.scores.items())
-                self._console.print(f"epoch {run.epoch:g}  {shown}", highlight=False)
+                self._console.print(f"epoch {run.epoch:g}  {shown}")
                 self._callbacks.on_log(run, line)
                 self._callbacks.on_evaluation(run, run.scores)
         run.ranks.wait_for_first()  # which scores for longer than other operations may take
@@ -157,9 +145,9 @@ class Recorder:
     def save(self, *, checkpoint_only: bool = False) -> None:
         """Write the checkpoint and, unless it is one between two evaluations, the encoder, neighbors and report."""
         run = self._run
-        self._monitor.collect()
+        self.monitor.collect()
         if run.ranks.first:
-            save_checkpoint(run.out, state_of(run, self._origin, self._monitor, self._references.state))
+            save_checkpoint(run.out, state_of(run, self._setup, self.monitor, self._references.state))
             if not checkpoint_only:
                 self._export()
                 every = run.recipe.keep_every * run.batches.steps_per_epoch
@@ -184,22 +172,22 @@ class Recorder:
             replace_file(run.out / EXAMPLES, json.dumps(self._references.examples) + "\n")
         parent = self._parent()
         same_input = parent is not None and parent.transform.preprocessing == run.recipe.preprocessing
-        log, init = self._monitor.lines, self._origin.init
+        log, init = self.monitor.lines, self._setup.init
         run.verdict = judge(self._references, init, run.recipe, log, run.steps, same_input=same_input)
         self._export()
         shutil.rmtree(run.out / TRAINED, ignore_errors=True)
         if run.verdict.kept and parent is not None:
             keep_parent(run, parent)
-        self.write_run()
+        write_run_json(run, self._setup)
         write_report([run.out], run.out / "report.html")
-        self._console.print(f"verdict: {run.verdict.sentence}", style="bold", highlight=False)
+        self._console.print(f"verdict: {run.verdict.sentence}", style="bold")
         done = f"done: the encoder is in {run.out / 'encoder'}, the report in {run.out / 'report.html'}"
-        self._console.print(done, highlight=False)
+        self._console.print(done)
 
     def _export(self) -> None:
         run, about = self._run, dict(self._lineage)
         # a stopped run was last scored at an earlier step, with other weights
-        if run.scores and self._monitor.last_scored(run.scores) == run.step:
+        if any(line["step"] == run.step and line.keys() & run.scores.keys() for line in self.monitor.lines):
             about["metrics"] = {key: round(value, 4) for key, value in run.scores.items()}
             about["measured_on"] = {one.name: one.images for one in self._sets}
             about["splits"] = {one.name: one.split for one in self._sets}
@@ -250,7 +238,122 @@ def _thumbnails(ids: Tensor, batches: Batches, channels: int) -> dict[str, str]:
     thumbnails = {}
     for number, square, size in zip(ids.tolist(), pixels, batch.pixels.sizes, strict=True):
         height, width = (max(1, round(THUMBNAIL * side / max(size))) for side in size)
-        file = io.BytesIO()
-        for_people(as_image(square)).resize((width, height)).save(file, "JPEG", quality=80)
-        thumbnails[str(number)] = base64.b64encode(file.getvalue()).decode()
+        thumbnails[str(number)] = as_jpeg(for_people(as_image(square)).resize((width, height)))
     return thumbnails
+
+
+# ------------------------------------------------------------------------------ records
+
+
+def lineage_of(run: Run, setup: Setup) -> dict[str, Any]:
+    """Return "data", "data_images", "data_terms", "parents" and "commit", as far as they are known."""
+    found: dict[str, Any] = {"data": [Path(one).resolve().name for one in setup.folders]}
+    found["data_images"] = len(setup.files)
+    if run.terms:
+        found["data_terms"] = run.terms
+    parents = [] if setup.init is None else [parent_record(setup.init, load_encoder(setup.init, device="cpu"))]
+    if isinstance(setup.teacher, Encoder):
+        parents.append(parent_record(setup.teacher.name, setup.teacher))
+    elif setup.teacher is not None:
+        about = {"source": setup.teacher.name, "fingerprint": setup.teacher.fingerprint, "license": NO_LICENSE}
+        parents.append(about)
+    if parents:
+        found["parents"] = parents
+    return {**found, **({"commit": commit} if (commit := commit_of_code()) else {})}
+
+
+@cache
+def commit_of_code() -> str | None:
+    """Return the commit of the checkout that this code was imported from; None for an installed package.
+
+    It ends with "-dirty" if tracked files have uncommitted changes.
+    """
+    if not (ROOT / ".git").exists():
+        return None
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={DIRTY}"]  # no tags, whole hash
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def write_run_json(run: Run, setup: Setup) -> None:
+    """Write RUN/run.json, which the report shows at the end of the page."""
+    recipe, where = run.recipe, run.ranks.where
+    about = {
+        **({"verdict": run.verdict.record} if run.verdict else {}),
+        "recipe": recipe.name,
+        "init": setup.init,
+        "steps": run.steps,
+        "data": [folder.name for folder in map(Path, setup.folders)],
+        "images": len(setup.files),
+        "scored_on": run.tested,
+        "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
+        "processes": run.ranks.world,
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        **({"plugins": dict(run.plugins)} if run.plugins else {}),
+        **recipe.values(),
+    }
+    replace_file(run.out / "run.json", json.dumps(about, indent=2) + "\n")
+
+
+def export_encoder(run: Run, about: Mapping[str, Any]) -> None:
+    """Write RUN/encoder/: the backbone as a model folder, with the heads.
+
+    `about` has the lineage and, if there are scores, "metrics", "measured_on" (digests of the sets) and "splits" (names
+    of their parts that score).
+    """
+    recipe, learner = run.recipe, run.learner
+    backbone, projection = run.network
+    heads = {"projection": projection, "prediction": learner.prediction}
+    export_model(
+        backbone,
+        run.out / "encoder",
+        architecture=recipe.backbone,
+        model_args=recipe.model_args,
+        preprocessing=recipe.preprocessing,
+        heads={name: head for name, head in heads.items() if head.state_dict()},
+        provenance={
+            "recipe": recipe.name,
+            **{name: getattr(recipe, name) for name in ("method", "encoder", "epochs", "seed", "temperature")},
+            "step": run.step,
+            "steps": run.steps,
+            "images_seen": run.step * recipe.batch_size,
+            "support_set_size": recipe.queue_size if learner.support_set is not None else 0,
+            **about,
+            **({"verdict": run.verdict.record} if run.verdict else {}),
+        },
+        graph=False,
+    )
+
+
+def keep_parent(run: Run, parent: Encoder) -> None:
+    """Copy RUN/encoder to RUN/trained, and replace it by the encoder that the run started from, with its heads."""
+    assert run.verdict is not None
+    half = run.out / f"{TRAINED}.part"
+    shutil.rmtree(half, ignore_errors=True)
+    shutil.copytree(run.out / "encoder", half)
+    half.rename(run.out / TRAINED)
+    recipe, verdict = run.recipe, replace(run.verdict, below_parent=False)
+    export_model(
+        parent.backbone,
+        run.out / "encoder",
+        architecture=recipe.backbone,
+        model_args=recipe.model_args,
+        preprocessing=recipe.preprocessing,
+        heads=read_heads(resolve(run.verdict.kept).folder),
+        provenance={"parents": [parent_record(parent.name, parent)], "verdict": verdict.record},
+        graph=False,
+    )
+
+
+def keep_milestone(run: Run) -> None:
+    """Keep the checkpoint and the encoder in RUN/kept/epoch-N, a run folder from which `--resume` continues."""
+    kept, half = (run.out / "kept" / f"epoch-{round(run.epoch)}{end}" for end in ("", ".part"))
+    for folder in (kept, half):
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(run.out / "encoder", half / "encoder")
+    shutil.copyfile(run.out / CHECKPOINT, half / CHECKPOINT)
+    half.rename(kept)

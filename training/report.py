@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.file_replacement import replace_file
@@ -45,22 +45,20 @@ def write_report(runs: Sequence[Path], path: Path) -> Path:
     for run in runs:
         if not (run / "run.json").is_file():
             raise InvalidRequest(f"{run} does not hold a run; name a folder that `nnclr pretrain --out` wrote.")
-    names = _names(runs)
-    about = {name: read_about(run) for name, run in zip(names, runs, strict=True)}
-    logs = {name: read_log(run) for name, run in zip(names, runs, strict=True)}
-    title = " and ".join(names) if len(names) < 4 else f"{len(names)} runs: {', '.join(names)}"
-    verdicts = {name: Verdict.read(run) for name, run in zip(names, runs, strict=True)}
+    named = dict(zip(_names(runs), runs, strict=True))
+    titles = {name: f"{name}: " * (len(runs) > 1) for name in named}  # before what is shown of one of several runs
+    about = {name: read_about(run) for name, run in named.items()}
+    logs = {name: read_log(run) for name, run in named.items()}
+    title = " and ".join(named) if len(named) < 4 else f"{len(named)} runs: {', '.join(named)}"
+    verdicts = {name: Verdict.read(run) for name, run in named.items()}
     body = [
-        *(_verdict(name if len(runs) > 1 else "", one) for name, one in verdicts.items() if one is not None),
+        *(_verdict(titles[name], one) for name, one in verdicts.items() if one is not None),
         _health({name: log for name, log in logs.items() if verdicts[name] is None}, about),
-        *(_examples(run, name if len(runs) > 1 else "") for name, run in zip(names, runs, strict=True)),
+        *(_examples(read_lines(run / EXAMPLES), titles[name]) for name, run in named.items()),
         "<h2>Training</h2>",
         _scores(logs, about),
         f"<div class=plots>{''.join(_draw(logs, panel) for panel in PANELS)}</div>",
-        *(
-            _neighbors(read_lines(run / NEIGHBORS), name if len(runs) > 1 else "")
-            for name, run in zip(names, runs, strict=True)
-        ),
+        *(_neighbors(read_lines(run / NEIGHBORS), titles[name]) for name, run in named.items()),
         _settings(about),
     ]
     if path.is_dir():
@@ -86,11 +84,10 @@ def _names(runs: Sequence[Path]) -> list[str]:
     return short if len(set(short)) == len(short) else ["/".join(run.parts[-2:]) for run in resolved]
 
 
-def _verdict(run: str, verdict: Verdict) -> str:
+def _verdict(title: str, verdict: Verdict) -> str:
     """Draw a verdict, with the scores that it is based on."""
-    title = f"{html.escape(run)}: verdict" if run else "Verdict"
     good = " good" * (verdict.choice == "run")
-    shown = f"<p class='verdict{good}'><b>{title}:</b> {html.escape(verdict.sentence)}</p>"
+    shown = f"<p class='verdict{good}'><b>{html.escape(title)}Verdict:</b> {html.escape(verdict.sentence)}</p>"
     if not verdict.scores:
         return shown
     rows = "".join(
@@ -166,30 +163,27 @@ def _settings(about: Mapping[str, Mapping[str, Any]]) -> str:
 # ------------------------------------------------------------------------------ neighbors
 
 
-def _examples(run: Path, name: str) -> str:
-    if not (lines := read_lines(run / EXAMPLES)):
-        return ""
-    return (
-        f"{_heading(name, 'Nearest images')}<p class=note>First: an image of the scored part. Then: the nearest other "
-        "images, by the vectors of this run as a collection compares them, with the cosine. Click one to open it.</p>"
-        f"{_rows(lines[-1])}"
-    )
-
-
-def _neighbors(lines: Sequence[Line], name: str) -> str:
+def _examples(lines: Sequence[Line], title: str) -> str:
     if not lines:
         return ""
     return (
-        f"{_heading(name, 'Nearest neighbors in the support set')}<p class=note>First: the query. Then: its nearest "
-        "neighbors in the support set at the last checkpoint, without the image's own older embeddings, with the "
-        f"cosine.</p>{_rows(lines[-1])}"
-        f"{_heading(name, 'Evolution of the nearest neighbors')}<p class=note>The same queries during training. In the "
-        f"paper neighbors change from color and texture to classes.</p>{_history(lines)}"
+        f"<h2>{html.escape(title)}Nearest images</h2>"
+        "<p class=note>First: an image of the scored part. Then: the nearest other images, by the vectors of this run "
+        f"as a collection compares them, with the cosine. Click one to open it.</p>{_rows(lines[-1])}"
     )
 
 
-def _heading(name: str, title: str) -> str:
-    return f"<h2>{html.escape(f'{name}: {title}' if name else title)}</h2>"
+def _neighbors(lines: Sequence[Line], title: str) -> str:
+    if not lines:
+        return ""
+    return (
+        f"<h2>{html.escape(title)}Nearest neighbors in the support set</h2>"
+        "<p class=note>First: the query. Then: its nearest neighbors in the support set at the last checkpoint, "
+        f"without the image's own older embeddings, with the cosine.</p>{_rows(lines[-1])}"
+        f"<h2>{html.escape(title)}Evolution of the nearest neighbors</h2>"
+        "<p class=note>The same queries during training. In the paper neighbors change from color and texture to "
+        f"classes.</p>{_history(lines)}"
+    )
 
 
 def _rows(line: Line) -> str:
@@ -279,8 +273,7 @@ def _draw(logs: Mapping[str, Log], panel: Panel) -> str:
     return f"<figure>{plot}<figcaption class=note>{panel.hint}</figcaption></figure>"
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """A line of a plot: `points` are (epoch, value); `dash` are the lengths of its dashes and gaps, "" for none."""
 
     label: str

@@ -1,19 +1,28 @@
-"""A run in progress, as its parts and the callbacks see it, and the files of its folder but logs and checkpoints."""
+"""A run in progress, what calls it back, and the checks of its folder.
+
+    from nnclr_hub import Callback, pretrain
+
+    class GoodEnough(Callback):
+        def on_evaluation(self, run, scores):
+            if scores["knn20/photos"] > 0.9:
+                run.stop()
+
+    pretrain("small", "photos", "run", callbacks=[GoodEnough()])
+
+CALLBACKS has those that `--set callbacks=tensorboard` selects. A plug-in adds others, as examples/trackers.py does for
+Weights & Biases and MLflow.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import errno
-import json
 import os
-import shutil
-import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +31,15 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from nnclr_hub.cache import is_in_cache
-from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.encoder.features import FeatureSource
-from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, NoRoom, RunExists
-from nnclr_hub.file_replacement import replace_file
-from nnclr_hub.hub.layout import HEADS, read_weights
-from nnclr_hub.hub.sources import resolve
 from nnclr_hub.method import Learner
-from nnclr_hub.publish.export import export_model
-from nnclr_hub.publish.provenance import DIRTY, NO_LICENSE, parent_record
 
 from .data.batches import Batches
-from .data.image_index import ImageIndex
 from .distributed import Ranks
-from .evals.results import versions
+from .monitor import Metrics
 from .recipes import Recipe
-from .verdict import TRAINED, Verdict
+from .verdict import Verdict
 
-ROOT = Path(__file__).parents[1]
 CHECKPOINT = "checkpoint.pt"
 OURS = {CHECKPOINT, "run.json", "log.jsonl"}
 REFUSALS = {
@@ -63,6 +62,8 @@ class Run:
     scaler: scaler of the loss, with precision fp16.
     scores: scores of the last evaluation, {"knn20/NAME": accuracy in [0, 1], "linear/NAME": ...}.
     tested: number of images that are scored, {"NAME": number}.
+    terms: terms of the images, if they are stated.
+    plugins: {file name: sha256}.
     """
 
     out: Path
@@ -78,6 +79,8 @@ class Run:
     tested: dict[str, int] = field(default_factory=dict)
     verdict: Verdict | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
+    terms: str | None = None
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # gradients in fp16 would underflow; without fp16 the scaler does nothing
@@ -110,55 +113,91 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a run comes from, for its records.
+class StepResult:
+    """Result of a step; a later step may overwrite its tensors, so callbacks that keep them must copy them.
 
-    folders: the data.
-    files: the images that it learns from.
-    init: source of the encoder that it starts from, if any.
-    terms: terms of the images, if they are stated.
-    plugins: {file name: sha256}.
-    teacher: source of the encoder that gives the targets, if any.
+    loss: scalar float32 on the device.
+    z1: (B, D) projections of the first view by the trained encoder.
+    metrics: see `measure_step`.
+    lr: learning rate of the heads.
+    data_seconds: spent waiting for images and making views; on a GPU, the seconds to launch this work.
     """
 
-    folders: Sequence[Path | str]
-    files: ImageIndex
-    init: str | None = None
-    terms: str | None = None
-    plugins: Mapping[str, str] = field(default_factory=dict)
-    teacher: FeatureSource | None = None
-
-    def lineage(self) -> dict[str, Any]:
-        """Return "data", "data_images", "data_terms", "parents" and "commit", as far as they are known."""
-        found: dict[str, Any] = {"data": [Path(one).resolve().name for one in self.folders]}
-        found["data_images"] = len(self.files)
-        if self.terms:
-            found["data_terms"] = self.terms
-        parents = [] if self.init is None else [parent_record(self.init, load_encoder(self.init, device="cpu"))]
-        if isinstance(self.teacher, Encoder):
-            parents.append(parent_record(self.teacher.name, self.teacher))
-        elif self.teacher is not None:
-            about = {"source": self.teacher.name, "fingerprint": self.teacher.fingerprint, "license": NO_LICENSE}
-            parents.append(about)
-        if parents:
-            found["parents"] = parents
-        return {**found, **({"commit": commit} if (commit := commit_of_code()) else {})}
+    loss: Tensor
+    z1: Tensor
+    metrics: Metrics
+    lr: float
+    data_seconds: float
 
 
-@cache
-def commit_of_code() -> str | None:
-    """Return the commit of the checkout that this code was imported from; None for an installed package.
+# ------------------------------------------------------------------------------ callbacks
 
-    It ends with "-dirty" if tracked files have uncommitted changes.
+NOT_METRICS = {"step", "epoch"}
+
+
+class Callback:
+    """Override the methods that you need. An exception in one ends the run; the last checkpoint stays intact.
+
+    `run.steps` and `run.recipe.epochs` may change between steps, if `auto` has a time limit.
+
+    In a distributed run, `on_start`, `on_step` and `on_end` are called in every process, the others only in the first.
     """
-    if not (ROOT / ".git").exists():
-        return None
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", f"--dirty={DIRTY}"]  # no tags, whole hash
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+
+    def on_start(self, run: Run) -> None:
+        """Before the first step of this call of `pretrain`, after a checkpoint was loaded."""
+
+    def on_step(self, run: Run, result: StepResult) -> None:
+        """After each step. Reading a tensor makes a GPU wait; `on_log` is the place for that."""
+
+    def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
+        """After each line of RUN/log.jsonl, with its numbers by name. Lines with scores are among them."""
+
+    def on_evaluation(self, run: Run, scores: Mapping[str, float]) -> None:
+        """After each evaluation on labeled images; scores: {"knn20/NAME": accuracy in [0, 1], ...}."""
+
+    def on_checkpoint(self, run: Run) -> None:
+        """After RUN/checkpoint.pt was written."""
+
+    def on_end(self, run: Run) -> None:
+        """After the run has finished, stopped or failed; `run.finished` says whether all steps are done."""
+
+
+class Callbacks(Callback):
+    """Several callbacks as one, called in their order."""
+
+    def __init__(self, callbacks: Iterable[Callback]) -> None:
+        self._callbacks = list(callbacks)
+        for name in ("on_start", "on_step", "on_log", "on_evaluation", "on_checkpoint", "on_end"):
+            setattr(self, name, partial(self._call, name))
+
+    def _call(self, name: str, run: Run, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, name)(run, *arguments)
+
+
+class TensorBoard(Callback):
+    """RUN/tensorboard, for `tensorboard --logdir RUN`."""
+
+    def __init__(self) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._create = SummaryWriter
+
+    def on_start(self, run: Run) -> None:
+        if run.ranks.first:
+            self._writer = self._create(str(run.out / "tensorboard"), purge_step=run.step + 1)
+
+    def on_log(self, run: Run, line: Mapping[str, Any]) -> None:
+        for name in line.keys() - NOT_METRICS:
+            self._writer.add_scalar(name, line[name], line["step"])
+        self._writer.flush()
+
+    def on_end(self, run: Run) -> None:
+        if run.ranks.first:
+            self._writer.close()
+
+
+CALLBACKS: dict[str, Callable[[], Callback]] = {"tensorboard": TensorBoard}
 
 
 # ------------------------------------------------------------------------------ the folder
@@ -176,7 +215,7 @@ def claim(out: Path, resume: bool, ranks: Ranks, console: Console) -> None:
         raise RunExists(f"{out} holds {held[0]}, but no run; name the folder of a run, or a new folder.")
     if ranks.first:
         if resume and CHECKPOINT not in held:
-            console.print(f"{out} has no checkpoint; starting from the first step", highlight=False)
+            console.print(f"{out} has no checkpoint; starting from the first step")
         existing = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
         try:
             with tempfile.TemporaryFile(dir=existing):
@@ -203,90 +242,3 @@ def disk_errors(out: Path) -> Iterator[None]:
             f"{error.filename or out} cannot be written ({error.strerror}). Free some disk space or choose another "
             "--out, then continue with --resume; the last checkpoint is intact."
         ) from error
-
-
-def write_run_json(run: Run, origin: Origin) -> None:
-    """Write RUN/run.json, which the report shows at the end of the page."""
-    recipe, where = run.recipe, run.ranks.where
-    about = {
-        **({"verdict": run.verdict.record} if run.verdict else {}),
-        "recipe": recipe.name,
-        "init": origin.init,
-        "steps": run.steps,
-        "data": [folder.name for folder in map(Path, origin.folders)],
-        "images": len(origin.files),
-        "scored_on": run.tested,
-        "device": str(where) if where.type == "cpu" else torch.cuda.get_device_name(where),
-        "processes": run.ranks.world,
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-        **({"plugins": dict(origin.plugins)} if origin.plugins else {}),
-        **recipe.values(),
-    }
-    replace_file(run.out / "run.json", json.dumps(about, indent=2) + "\n")
-
-
-def export_encoder(run: Run, about: Mapping[str, Any]) -> None:
-    """Write RUN/encoder/: the backbone as a model folder, with the heads.
-
-    `about` has the lineage and, if there are scores, "metrics", "measured_on" (digests of the sets) and "splits" (names
-    of their parts that score).
-    """
-    recipe, learner = run.recipe, run.learner
-    backbone, projection = run.network
-    heads = {"projection": projection, "prediction": learner.prediction}
-    export_model(
-        backbone,
-        run.out / "encoder",
-        architecture=recipe.backbone,
-        model_args=recipe.model_args,
-        preprocessing=recipe.preprocessing,
-        heads={name: head for name, head in heads.items() if head.state_dict()},
-        provenance={
-            "recipe": recipe.name,
-            **{name: getattr(recipe, name) for name in ("method", "encoder", "epochs", "seed", "temperature")},
-            "step": run.step,
-            "steps": run.steps,
-            "images_seen": run.step * recipe.batch_size,
-            "support_set_size": recipe.queue_size if learner.support_set is not None else 0,
-            **about,
-            **({"verdict": run.verdict.record} if run.verdict else {}),
-        },
-        graph=False,
-    )
-
-
-def keep_parent(run: Run, parent: Encoder) -> None:
-    """Copy RUN/encoder to RUN/trained, and replace it by the encoder that the run started from, with its heads."""
-    assert run.verdict is not None
-    half = run.out / f"{TRAINED}.part"
-    shutil.rmtree(half, ignore_errors=True)
-    shutil.copytree(run.out / "encoder", half)
-    half.rename(run.out / TRAINED)
-    heads: dict[str, dict[str, Tensor]] = {}
-    folder = resolve(run.verdict.kept).folder
-    if folder is not None and (folder / HEADS).is_file():
-        for name, value in read_weights(folder, HEADS).items():
-            head, _, key = name.partition(".")
-            heads.setdefault(head, {})[key] = value
-    recipe, verdict = run.recipe, dataclasses.replace(run.verdict, below_parent=False)
-    export_model(
-        parent.backbone,
-        run.out / "encoder",
-        architecture=recipe.backbone,
-        model_args=recipe.model_args,
-        preprocessing=recipe.preprocessing,
-        heads=heads,
-        provenance={"parents": [parent_record(parent.name, parent)], "verdict": verdict.record},
-        graph=False,
-    )
-
-
-def keep_milestone(run: Run) -> None:
-    """Keep the checkpoint and the encoder in RUN/kept/epoch-N, a run folder from which `--resume` continues."""
-    kept, half = (run.out / "kept" / f"epoch-{round(run.epoch)}{end}" for end in ("", ".part"))
-    for folder in (kept, half):
-        shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(run.out / "encoder", half / "encoder")
-    shutil.copyfile(run.out / CHECKPOINT, half / CHECKPOINT)
-    half.rename(kept)

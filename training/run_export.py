@@ -135,8 +135,7 @@ def _measured_again(
         if scored and digests.get(one.name) != one.images:
             console.print(
                 f"note: by its record, the run did not score these images of {one.name}, so its scores stay and are "
-                f"not checked; on these images {name} is {value}",
-                highlight=False,
+                f"not checked; on these images {name} is {value}"
             )
             continue
         tolerance = max(TOLERANCE, FLIPS / one.tested) + 1e-4  # both values are rounded

@@ -26,7 +26,6 @@ from nnclr_hub.plural import counted
 from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 
-from .checkpoint import SHORTENED, choices_of, sizes_of
 from .cpu import choose_precision, keep_freed_memory, use_few_threads
 from .data.batches import BATCHES, WINDOW_BYTES, Batches, Order, PixelSource, channel_statistics
 from .data.cutting import enlarged_share
@@ -38,9 +37,21 @@ from .distributed import Ranks
 from .evals.task import Task, evaluation_sets, join_parts
 from .network import InitialEncoder, Tables, adopt, check_network
 from .recipes import Recipe
-from .recipes.recipe import FIT
+from .recipes.recipe import FIT, OF_PLUGIN, one_of
 from .situation import chosen_by_auto
 
+# what is exported: the input and the network
+EVALUATED = ("eval_size", "eval_crop", "eval_interpolation", "eval_crop_mode", "encoder")
+# settings that may change between the parts of one run. The weights do not depend on them, except for rounding, and
+# except for epochs, and chunk, which sets the images that one batch norm sees
+FREE = (
+    *EVALUATED,
+    *("epochs", "eval_images", "log_every", "checkpoint_every", "checkpoint_minutes"),
+    *("keep_every", "collective_minutes", "callbacks", "residency", "workers", "compile"),
+    *("compile_views", "graph", "chunk", "fixed", "name"),
+)
+FITTED = ("batch_size", "queue_size", "k", "warmup_epochs")  # they depend on the number of images at the run's start
+SHORTENED = 10  # a warm-up of all epochs is replaced by one of a tenth of them; it changes with the epochs
 MOST_PACKED = 20_000_000_000  # bytes of a pack that cut_from=auto makes
 ENLARGED = 0.3  # share of enlarged views that calls for a warning; in the paper's experiments it is about 0.28
 TYPICAL_BYTES = 110_000  # bytes of an image of ImageNet, where sizes are unknown
@@ -71,6 +82,11 @@ class Setup:
     tables: Tables
     teacher: FeatureSource | None
 
+    @property
+    def init(self) -> str | None:
+        """Source of the encoder to start from, if any."""
+        return self.start.source if self.start else None
+
     @classmethod
     def of(
         cls,
@@ -100,9 +116,13 @@ class Setup:
             teacher: the encoder that the recipe names, if it is not a source.
         """
         where = ranks.where
-        _set_up_device(where)
-        if recipe.batches not in BATCHES:
-            raise InvalidRequest(f"batches must be one of {', '.join(BATCHES)}; got {recipe.batches}.")
+        if where.type == "cpu":
+            keep_freed_memory()
+        if where.type == "cuda":
+            use_few_threads()
+            torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the lookup
+            torch.backends.cudnn.benchmark = True
+        one_of("batches", recipe.batches, BATCHES, OF_PLUGIN)
         folders, files = _find_images(data, ranks, console)
         sizes = sampled_sizes(files, recipe.preprocessing.reading)
         output, sets = console if saved is None else Console(quiet=True), evaluation_sets(folders, table)
@@ -130,7 +150,10 @@ class Setup:
         # sizes that are not used are not printed
         fitted = fit_to_data(recipe, len(files), files.labels, ranks.world, Console(quiet=True) if changed else console)
         recipe = sizes_of(saved, recipe, fitted, len(files)) if changed and saved is not None else fitted
-        order = _order(files, recipe)
+        blocks, window = None, 0
+        if pack is None:
+            blocks, window = files.blocks, WINDOW_BYTES // max(1, files.bytes // len(files) or TYPICAL_BYTES)
+        order = Order(files.folders, recipe.batch_size, recipe.seed, blocks, window)
         if pack is not None:
             pixels: PixelSource = PackedPixels(pack, where, recipe.residency)
         else:
@@ -155,16 +178,11 @@ class Setup:
         batches.steps = recipe.steps(order.steps_per_epoch)
         columns = {name: values for name in ("same", "not_same") if (values := getattr(recipe, name))}
         guides = {name: _metadata(files, folders, labels, one, console) for name, one in columns.items()}
-        if (
-            recipe.forget
-            and recipe.not_same
-            and (groups := _forgotten(guides["not_same"], recipe, console)) is not None
-        ):
-            guides["groups"] = groups
+        groups = _forgotten(guides["not_same"], recipe, console) if recipe.forget and recipe.not_same else None
         if recipe.teacher:
             teacher = teacher or load_encoder(recipe.teacher, device=str(where))
             guides["teacher"] = teacher_vectors(teacher, files, ranks, console)
-        return cls(recipe, folders, sets, files, batches, start, Tables(**guides), teacher)
+        return cls(recipe, folders, sets, files, batches, start, Tables(**guides, groups=groups), teacher)
 
 
 # ------------------------------------------------------------------------------ sizes and precision
@@ -185,15 +203,34 @@ def fit_to_data(recipe: Recipe, images: int, labels: np.ndarray, world: int, con
     for setting, value in changes.items():
         if value != getattr(recipe, setting) and setting not in unused:
             what = f"epochs={recipe.epochs:g}" if setting == "warmup_epochs" else f"{images} images"
-            console.print(
-                f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}", highlight=False
-            )
+            console.print(f"{setting}: {getattr(recipe, setting)} is too large for {what}; using {value}")
     recipe = dataclasses.replace(recipe, **changes)
     if recipe.batch_size % world:
         raise InvalidRequest(
             f"batch_size={recipe.batch_size} cannot be divided among {world} processes; use a multiple of {world}."
         )
     return recipe
+
+
+def choices_of(saved: Mapping[str, Any], recipe: Recipe) -> Recipe:
+    """Return the recipe `auto` with what it chose when the run began: it might choose otherwise for other images."""
+    names = {name for name in recipe.values() if name not in (*FREE, *recipe.fixed)}
+    names |= {"epochs"} - set(recipe.fixed)
+    return dataclasses.replace(recipe, **{name: saved["settings"][name] for name in names})
+
+
+def sizes_of(saved: Mapping[str, Any], asked: Recipe, fitted: Recipe, images: int) -> Recipe:
+    """Return the recipe with the sizes of the run's start, if the present settings allow them.
+
+    Args:
+        asked: before its sizes were fitted to the images.
+        fitted: after that.
+        images: their number; a batch of the start must not be larger.
+    """
+    before = saved["settings"]
+    most = {"batch_size": images}
+    names = [name for name in FITTED if before[name] <= min(getattr(asked, name), most.get(name, before[name]))]
+    return dataclasses.replace(fitted, **{name: before[name] for name in names})
 
 
 def require_images(images: int, world: int, kind: str = "images") -> None:
@@ -220,8 +257,7 @@ def resolve_precision(recipe: Recipe, where: torch.device, console: Console) -> 
     precision = choose_precision(recipe.precision, where)
     if precision == "bf16" and where.type == "cpu" and min(recipe.view_sizes) <= LEAST_IN_BF16:
         console.print(
-            f"precision: using fp32, because bf16 on a CPU fails for views of {min(recipe.view_sizes)} pixels",
-            highlight=False,
+            f"precision: using fp32, because bf16 on a CPU fails for views of {min(recipe.view_sizes)} pixels"
         )
         precision = "fp32"
     return dataclasses.replace(recipe, precision=precision)
@@ -242,7 +278,7 @@ def _metadata(
     for name, column in zip(columns, numbers.T, strict=True):
         known = int((column >= 0).sum())
         values = counted(int(column.max()) + 1, "value")
-        console.print(f"{name}: {values}, known for {known} of {len(files)} images", highlight=False)
+        console.print(f"{name}: {values}, known for {known} of {len(files)} images")
     return torch.from_numpy(numbers)
 
 
@@ -259,11 +295,10 @@ def _forgotten(values: torch.Tensor, recipe: Recipe, console: Console) -> torch.
     if not 0 < count <= most:
         console.print(
             f"{columns}: only neighbors follow {counted(count, name)}. To forget them as well, vectors need "
-            f"{LEAST_OF_GROUP} images of each in a batch of {recipe.batch_size}, so at most {counted(most, name)}.",
-            highlight=False,
+            f"{LEAST_OF_GROUP} images of each in a batch of {recipe.batch_size}, so at most {counted(most, name)}."
         )
         return None
-    console.print(f"{columns}: vectors forget {counted(count, name)}", highlight=False)
+    console.print(f"{columns}: vectors forget {counted(count, name)}")
     return groups
 
 
@@ -284,15 +319,6 @@ def teacher_vectors(source: FeatureSource, files: ImageIndex, ranks: Ranks, cons
 
 
 # ------------------------------------------------------------------------------ images
-
-
-def _set_up_device(where: torch.device) -> None:
-    if where.type == "cpu":
-        keep_freed_memory()
-    if where.type == "cuda":
-        use_few_threads()
-        torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the lookup
-        torch.backends.cudnn.benchmark = True
 
 
 def _find_images(data: Sequence[str | Path], ranks: Ranks, console: Console) -> tuple[list[Path | str], ImageIndex]:
@@ -320,8 +346,7 @@ def _warn_of_enlarged(recipe: Recipe, sizes: np.ndarray, console: Console) -> No
         console.print(
             f"warning: {share:.0%} of the large views are enlarged, since copies of {recipe.pack_size} "
             f"pixels are smaller than their crops; {least:.0%} would be with --set cut_from=originals. A larger "
-            "pack_size helps, too.",
-            highlight=False,
+            "pack_size helps, too."
         )
 
 
@@ -330,16 +355,8 @@ def _decode(files: ImageIndex, recipe: Recipe, console: Console) -> ImagePack:
         reading, channels = recipe.preprocessing.reading, recipe.in_chans
         pack = build_pack(files, recipe.pack_size, reading=reading, channels=channels, progress=advance)
     for path, reason in pack.broken:
-        console.print(f"skipped {path}: {reason}", highlight=False)
+        console.print(f"skipped {path}: {reason}")
     return pack
-
-
-def _order(files: ImageIndex, recipe: Recipe) -> Order:
-    blocks, window = None, 0
-    if recipe.cut_from == "originals":
-        blocks = files.blocks
-        window = WINDOW_BYTES // max(1, files.bytes // len(files) or TYPICAL_BYTES)
-    return Order(files.folders, recipe.batch_size, recipe.seed, blocks, window)
 
 
 def _originals(files: ImageIndex, recipe: Recipe, order: Order, ranks: Ranks) -> Originals:

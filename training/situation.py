@@ -78,7 +78,7 @@ def chosen_by_auto(
     network += f", batch {chosen.batch_size}, epochs {chosen.epochs:.4g}"
     replaced = why[: int(chosen.method != recipe.method)]  # the sentence about the method comes first
     for sentence in (*replaced, network, f"{origin}.", *why[len(replaced) :]):
-        console.print(f"auto: {sentence}", highlight=False)
+        console.print(f"auto: {sentence}")
     return chosen, start
 
 

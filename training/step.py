@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import time
 import traceback
-from dataclasses import dataclass
+from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nnclr_hub.errors import OutOfMemory
 from nnclr_hub.method import Step, momentum_at
@@ -22,28 +22,10 @@ from .data.augment import make_views
 from .data.batches import seed_of
 from .distributed import share_gradients
 from .graph import Pass, Recorder, StepGraph, recorder_for, why_eager
-from .monitor import Metrics, measure_step
+from .monitor import measure_step
 from .optimization import Schedule
 from .recipes import Recipe
-from .run import Run
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """Result of a step; a later step may overwrite its tensors, so callbacks that keep them must copy them.
-
-    loss: scalar float32 on the device.
-    z1: (B, D) projections of the first view by the trained encoder.
-    metrics: see `measure_step`.
-    lr: learning rate of the heads.
-    data_seconds: spent waiting for images and making views; on a GPU, the seconds to launch this work.
-    """
-
-    loss: Tensor
-    z1: Tensor
-    metrics: Metrics
-    lr: float
-    data_seconds: float
+from .run import Run, StepResult
 
 
 class Stepper:
@@ -72,12 +54,11 @@ class Stepper:
 
     def run(self, step: int) -> StepResult:
         """Run one step."""
-        self._seed(step)
+        # for stochastic depth and for sampling one of the k nearest
+        torch.manual_seed(seed_of(self._recipe.seed, step, self._ranks.rank))
         lr = self._schedule.set(step)
-        if self._graph is not None:
-            with self._graph.recorder.stream():
-                return self._take(step, lr)
-        return self._take(step, lr)
+        with nullcontext() if self._graph is None else self._graph.recorder.stream():
+            return self._take(step, lr)
 
     # ---- parts of a step
 
@@ -99,10 +80,6 @@ class Stepper:
         self._learner.update_momentum_encoder(momentum_at(step / self._run.steps, self._recipe.ema))
         loss = done.step.loss.detach().clone()
         return StepResult(loss, done.step.online, done.metrics, lr, self._data_seconds)
-
-    def _seed(self, step: int) -> None:
-        # for stochastic depth and for sampling one of the k nearest
-        torch.manual_seed(seed_of(self._recipe.seed, step, self._ranks.rank))
 
     def _gradients(self, step: int) -> Pass:
         progress = step / self._run.steps

@@ -14,14 +14,12 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from .callbacks import Callback
-from .checkpoint import SHORTENED
 from .optimization import Schedule
 from .recipes import Recipe
 from .recipes.auto import Auto
 from .recipes.recipe import FIT
-from .run import Run
-from .step import StepResult
+from .run import Callback, Run, StepResult
+from .setup import SHORTENED
 
 MARKED = 0.01  # share of the time between two measurements
 SLACK = 0.03  # share of the remaining time that is not planned
@@ -117,7 +115,7 @@ class TimedEpochs(Callback):
         self._changed()
         if abs(epochs - self._printed) > PRINTED * self._printed:
             self._printed = epochs
-            self._console.print(f"the time limit allows epochs={epochs:.3g}", highlight=False)
+            self._console.print(f"the time limit allows epochs={epochs:.3g}")
 
 
 def _steps_in_time(run: Run, more: float) -> int:

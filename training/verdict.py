@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+from PIL import Image
 from rich.console import Console
 
 from nnclr_hub.encoder.features import FeatureSource, extract_features
@@ -163,10 +164,10 @@ class References:
                 try:
                     self.score(name, create())
                 except ModelError as error:
-                    self._console.print(f"note: {name} is not compared: {error}", highlight=False)
+                    self._console.print(f"note: {name} is not compared: {error}")
         raw = {name: f" ({value:.1%} raw)" for name, value in self.accuracies(raw=True).items()}
         shown = "; ".join(f"{name} {value:.1%}{raw.get(name, '')}" for name, value in self.accuracies().items())
-        self._console.print(f"before the run, on {self.labels} labeled images: {shown}", highlight=False, markup=False)
+        self._console.print(f"before the run, on {self.labels} labeled images: {shown}")
 
     def score(self, name: str, source: FeatureSource) -> None:
         """Score vectors by their nearest neighbors: raw, and as a collection compares them."""
@@ -237,12 +238,11 @@ def _examples(data: Task, rows: np.ndarray, reading: ImageReading) -> dict[str, 
     found, thumbnails = others[nearest], {}
     for number in np.unique([*queries, *found.ravel()]).tolist():
         try:
-            image, file = for_people(decode_scaled(paths[number], SIDE, reading).image), io.BytesIO()
+            image = for_people(decode_scaled(paths[number], SIDE, reading).image)
         except (ImageError, OSError):  # it was removed since
             continue
         image.thumbnail((SIDE, SIDE))
-        image.save(file, "JPEG", quality=80)
-        thumbnails[str(number)] = base64.b64encode(file.getvalue()).decode()
+        thumbnails[str(number)] = as_jpeg(image)
     values = np.take_along_axis(similarity, nearest, 1).round(4)
     return {
         "queries": queries.tolist(),
@@ -250,6 +250,13 @@ def _examples(data: Task, rows: np.ndarray, reading: ImageReading) -> dict[str, 
         "similarity": values.tolist(),
         "thumbnails": thumbnails,
     }
+
+
+def as_jpeg(image: Image.Image) -> str:
+    """Return an image as a JPEG in base64."""
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=80)
+    return base64.b64encode(file.getvalue()).decode()
 
 
 def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -> np.ndarray:

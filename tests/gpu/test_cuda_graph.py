@@ -11,7 +11,6 @@ import torch
 from packed_batches import packed_batches
 
 from nnclr_hub.method import Gather
-from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.distributed import Ranks
 from training.graph import EAGER_STEPS, CudaRecorder
@@ -19,7 +18,7 @@ from training.network import build_learner, place_learner
 from training.optimization import Schedule, make_optimizer
 from training.pretrain import pretrain
 from training.recipes import find_recipe
-from training.run import Run
+from training.run import Callback, Run
 from training.step import Stepper
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("default")]

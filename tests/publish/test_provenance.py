@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import timm
@@ -15,7 +16,7 @@ from nnclr_hub.publish.card import write_card
 from nnclr_hub.publish.export import export_run
 from nnclr_hub.publish.provenance import FORCED, check_license, describe_training, parent_record, width
 from training.pretrain import pretrain
-from training.run import Origin
+from training.recorder import lineage_of
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,8 @@ def test_the_license_of_a_parent_from_timm_is_the_one_that_timm_states(name, sta
     if name is None:
         network.pretrained_cfg = {**network.pretrained_cfg, "license": None}
     monkeypatch.setattr("nnclr_hub.encoder.backbones.create_backbone", lambda *_, **__: network)
-    about = Origin(["photos"], range(3), "timm:vit_base_patch16_224.mae").lineage()
+    setup = SimpleNamespace(folders=["photos"], files=range(3), init="timm:vit_base_patch16_224.mae", teacher=None)
+    about = lineage_of(SimpleNamespace(terms=None), setup)
     assert about["parents"][0]["license"] == stated
     if stated == "apache-2.0":
         check_license("apache-2.0", about)

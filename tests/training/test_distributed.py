@@ -151,7 +151,7 @@ def test_a_single_process_keeps_its_errors():
 KILLED = """
 import os, signal, sys
 from tiny_runs import recipe
-from training.callbacks import Callback
+from training.run import Callback
 from training.pretrain import pretrain
 from nnclr_hub.errors import TrainingError
 class Killed(Callback):

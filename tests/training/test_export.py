@@ -16,10 +16,10 @@ from tiny_runs import recipe
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, WeightsMismatch
 from nnclr_hub.hub.layout import read_config
-from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.monitor import read_log
 from training.pretrain import pretrain
+from training.run import Callback
 from training.run_export import export
 
 pytestmark = pytest.mark.usefixtures("without_graphs")

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from nnclr_hub.publish.provenance import describe_training
-from training import run
+from training import recorder
 
 AUTHOR = ("-c", "user.name=Ann", "-c", "user.email=ann@example.org")
 
@@ -18,7 +18,7 @@ def checkout(tmp_path, monkeypatch):
         done = subprocess.run(["git", *AUTHOR, *arguments], cwd=tmp_path, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(recorder, "ROOT", tmp_path)
     (tmp_path / "code.py").write_text("a = 1\n")
     git("init", "--quiet")
     git("add", "code.py")
@@ -28,8 +28,8 @@ def checkout(tmp_path, monkeypatch):
 
 
 def recorded() -> str | None:
-    run.commit_of_code.cache_clear()  # as in another process
-    return run.commit_of_code()
+    recorder.commit_of_code.cache_clear()  # as in another process
+    return recorder.commit_of_code()
 
 
 def test_the_commit_is_marked_if_tracked_files_were_changed(checkout, tmp_path):
@@ -46,7 +46,7 @@ def test_the_commit_is_marked_if_tracked_files_were_changed(checkout, tmp_path):
 
 
 def test_an_installed_package_has_no_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(recorder, "ROOT", tmp_path)
     assert recorded() is None
 
 

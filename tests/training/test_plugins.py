@@ -13,11 +13,11 @@ from tiny_runs import FAST, nnclr, recipe, weights
 import nnclr_hub
 from nnclr_hub.errors import CheckpointError, InvalidRequest, MissingDependency, UnknownSetting
 from nnclr_hub.method import LEARNERS, OBJECTIVES, SUPPORT_SETS, Learner, SupportSet, info_nce
-from training.callbacks import Callback
 from training.data.views import View
 from training.monitor import read_log
 from training.plugins import load_plugins
 from training.pretrain import pretrain
+from training.run import Callback
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 EXAMPLE, TRACKERS = EXAMPLES / "mean_of_nearest.py", EXAMPLES / "trackers.py"

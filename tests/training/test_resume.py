@@ -12,21 +12,13 @@ from rich.console import Console
 from tiny_runs import StopAt, recipe, weights
 
 from nnclr_hub.errors import CheckpointError
-from training.callbacks import Callback
-from training.checkpoint import (
-    FREE,
-    check_same_run,
-    choices_of,
-    evaluation_changed,
-    load_checkpoint,
-    restore,
-    save_checkpoint,
-    sizes_of,
-)
+from training.checkpoint import check_same_run, evaluation_changed, load_checkpoint, restore, save_checkpoint
 from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
+from training.run import Callback
+from training.setup import FREE, choices_of, sizes_of
 
 
 class Rates(Callback):
@@ -180,19 +172,20 @@ def saved_of(chosen, **changes) -> dict:
     return {**about, "step": 3, "steps_per_epoch": 1, "learner": {}, "images": torch.arange(10), **changes}
 
 
-def images_of(digest: str, first: int = 0) -> SimpleNamespace:
-    """Ten images, of which those from number 10 on are not in the checkpoint."""
-    return SimpleNamespace(digest=digest, fingerprints=np.arange(first, first + 10))
+def setup_of(chosen, digest: str = "a", first: int = 0, init=None, teacher=None) -> SimpleNamespace:
+    """Return a setup of ten images, of which those from number 10 on are not in the checkpoint."""
+    files = SimpleNamespace(digest=digest, fingerprints=np.arange(first, first + 10))
+    return SimpleNamespace(recipe=chosen, files=files, init=init, teacher=teacher)
 
 
 def test_a_checkpoint_continues_with_free_settings_and_half_of_its_images(tmp_path):
     chosen = recipe("epochs=4")
     saved = saved_of(chosen)
-    check_same_run(saved, chosen, images_of("a"), None, tmp_path)
-    check_same_run(saved, recipe("epochs=9", "chunk=2", "log_every=7"), images_of("b", 5), None, tmp_path)
+    check_same_run(saved, setup_of(chosen), tmp_path)
+    check_same_run(saved, setup_of(recipe("epochs=9", "chunk=2", "log_every=7"), "b", 5), tmp_path)
     long, short = recipe("epochs=6", "warmup_epochs=2"), recipe("epochs=1", "warmup_epochs=0.1")
     for one, other in ((long, short), (short, long)):  # the warm-up of a single epoch was shortened, not chosen
-        check_same_run(saved_of(one, step=0), other, images_of("a"), None, tmp_path)
+        check_same_run(saved_of(one, step=0), setup_of(other), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +206,7 @@ def test_a_checkpoint_of_another_run_is_refused_by_name(saved, settings, now, in
     changed = saved_of(before, **saved)
     changed["settings"] = {**dataclasses.asdict(before), **changed["settings"]}
     with pytest.raises(CheckpointError, match=named):
-        check_same_run(changed, chosen, images_of(*now), init, tmp_path)
+        check_same_run(changed, setup_of(chosen, *now, init=init), tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in recipe().values() if name not in FREE])
@@ -222,15 +215,15 @@ def test_no_other_setting_may_change(name, tmp_path):
     saved = saved_of(recipe())
     saved["settings"] = {**saved["settings"], name: "another"}
     with pytest.raises(CheckpointError, match=f"{name} was another"):
-        check_same_run(saved, recipe(), images_of("a"), None, tmp_path)
+        check_same_run(saved, setup_of(recipe()), tmp_path)
 
 
 def test_the_teacher_must_be_the_same(tmp_path):
     teacher = SimpleNamespace(fingerprint="a")
-    check_same_run(saved_of(recipe(), teacher="a"), recipe(), images_of("a"), None, tmp_path, teacher)
+    check_same_run(saved_of(recipe(), teacher="a"), setup_of(recipe(), teacher=teacher), tmp_path)
     for saved, now in (("b", teacher), ("a", None), (None, teacher)):
         with pytest.raises(CheckpointError, match="teacher"):
-            check_same_run(saved_of(recipe(), teacher=saved), recipe(), images_of("a"), None, tmp_path, now)
+            check_same_run(saved_of(recipe(), teacher=saved), setup_of(recipe(), teacher=now), tmp_path)
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_replaces_the_last_one(tmp_path, monkeypatch):
@@ -262,9 +255,9 @@ def test_a_changed_folder_keeps_scores_and_drops_neighbors_that_name_other_image
 def test_a_checkpoint_without_fingerprints_needs_the_same_images(tmp_path):
     saved = saved_of(recipe())
     del saved["images"]
-    check_same_run(saved, recipe(), images_of("a"), None, tmp_path)
+    check_same_run(saved, setup_of(recipe()), tmp_path)
     with pytest.raises(CheckpointError):
-        check_same_run(saved, recipe(), images_of("b"), None, tmp_path)
+        check_same_run(saved, setup_of(recipe(), "b"), tmp_path)
 
 
 def test_an_encoder_of_another_size_or_crop_is_exported_again():

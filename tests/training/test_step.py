@@ -12,11 +12,11 @@ from tiny_runs import recipe, weights
 from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest, OutOfMemory, TrainingDiverged
 from nnclr_hub.method import LEARNERS, Learner
-from training.callbacks import Callback
 from training.checkpoint import load_checkpoint
 from training.data.image_index import training_files
 from training.monitor import read_log
 from training.pretrain import pretrain
+from training.run import Callback
 from training.step import smaller_settings
 from training.verdict import symptoms
 

@@ -14,12 +14,12 @@ from nnclr_hub.encoder.preprocessing import Preprocessing
 from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from nnclr_hub.hub.layout import read_config
 from nnclr_hub.method import Gather
-from training.callbacks import Callback
 from training.data.image_index import metadata_numbers, training_files
 from training.data.views import IMAGENET_MEAN, IMAGENET_STD
 from training.distributed import Ranks
 from training.monitor import read_log
 from training.pretrain import pretrain
+from training.run import Callback
 from training.setup import Setup
 
 QUIET = Console(quiet=True)

@@ -11,10 +11,10 @@ from tiny_runs import StopAt, stop_in_step
 
 from nnclr_hub.errors import CheckpointError, InvalidRequest
 from training import pretrain as program
-from training.callbacks import Callback
 from training.monitor import read_log
 from training.pretrain import pretrain
 from training.recipes import auto, find_recipe
+from training.run import Callback
 from training.step import Stepper
 from training.time_limit import TimedEpochs, epochs_follow_time
 

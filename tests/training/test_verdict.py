@@ -20,12 +20,12 @@ from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.export import export_model
 from nnclr_hub.table_rows import LabelTable
 from training import ablate, recorder
-from training.callbacks import Callback
 from training.evals.task import read_task
 from training.monitor import read_lines, read_log
 from training.pretrain import pretrain
 from training.recipes import find_recipe
 from training.recipes.auto import FREE_STARTER, HELPFUL_STEPS
+from training.run import Callback
 from training.run_export import export
 from training.verdict import References, Verdict, judge
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import logging
 import os
 import shutil
 import threading
@@ -21,7 +20,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, overload
 
@@ -42,6 +41,7 @@ from nnclr_hub.images.listing import (
     sources_at,
     splits_in,
     walk,
+    warn_once,
 )
 from nnclr_hub.images.reading import PLAIN, ImageReading
 from nnclr_hub.images.source import TABLE, Place, Source
@@ -56,7 +56,6 @@ BLOCK = 4096  # most images of a block
 LARGE = 5_000_000  # images, above which the images of a run must not change
 SAMPLED = 50  # images whose size is read
 SHOWN = 5  # folders in a warning
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -182,11 +181,8 @@ class ImageIndex(Sequence[Path | Source]):
             *parents, name = image.path.rsplit("/", 2)
             yield f"{parents[-1] if parents else PurePath(image.place.given).name}/{name} {image.size}"
 
-    def _place(self, row: int) -> int:
-        return row if self._rows is None else int(self._rows[row])
-
     def _listed(self, row: int) -> Source:
-        place = self._place(row)
+        place = row if self._rows is None else int(self._rows[row])
         source, offset, size, end = (
             int(self._columns[name][place]) for name in ("source", "offset", "size", "name_end")
         )
@@ -373,18 +369,10 @@ def _warn_of_others(place: str, paths: Iterable[str], splits: Mapping[str, str])
     others = Counter(names[0] if len(names) > 1 else "." for names in parts)
     if others:
         counts = ", ".join(f"{count} in {name}" for name, count in others.most_common(SHOWN))
-        _warn_once(place, others.total(), counts + ", ..." * (len(others) > SHOWN))
-
-
-@cache
-def _warn_once(place: str, count: int, counts: str) -> None:
-    log.warning(
-        "%s is read by its split train, so %d images next to it are left out: %s; move them into train, or pass their "
-        "folders with --data",
-        place,
-        count,
-        counts,
-    )
+        warn_once(
+            f"{place} is read by its split train, so {others.total()} images next to it are left out: "
+            f"{counts + ', ...' * (len(others) > SHOWN)}; move them into train, or pass their folders with --data"
+        )
 
 
 def _to_learn_from(place: str, images: list[Source]) -> list[Source]:

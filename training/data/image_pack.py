@@ -78,14 +78,16 @@ class PackedPixels:
         self.unreadable: dict[int, str] = {}  # they were left out when the pack was decoded
         self._pack, self._where = pack, where
         self._pixels = torch.from_numpy(pack.pixels)
-        self._start = (np.cumsum(pack.stored.prod(axis=1)) - pack.stored.prod(axis=1)) * pack.channels
+        sizes = pack.stored.prod(axis=1) * pack.channels
+        self._most_high, self._most_wide = pack.stored.max(axis=0).tolist()
         self.resident = residency == "device" or (residency == "auto" and self._fits())
         self.ahead = 0 if self.resident else 1
         self.device_bytes = self._pixels.numel() if self.resident and where.type == "cuda" else 0
-        self._places: tuple[Tensor, Tensor, int, int] | None = None
         self._thread = None if self.resident else ThreadPoolExecutor(1, "prefetch")
         if self.resident:
             self._pixels = self._pixels.to(where)
+        places = (np.cumsum(sizes) - sizes, pack.stored)
+        self._start, self._stored = (torch.from_numpy(one).to(self._pixels.device) for one in places)
 
     def _fits(self) -> bool:
         if self._where.type != "cuda":
@@ -117,19 +119,9 @@ class PackedPixels:
     def gather(self, rows: Tensor) -> Tensor:
         """Return the images at rows (B,) int64 on the device of a resident pack: (B, H, W, C) uint8.
 
-        H and W are those of the largest copies of the pack, so the shape is the same for any rows. Call
-        `prepare_gather` before.
+        H and W are those of the largest copies of the pack, so the shape is the same for any rows.
         """
-        assert self._places is not None
-        start, stored, most_high, most_wide = self._places
-        high, wide = stored[rows].unbind(1)
-        return self._lines(start[rows], high, wide, most_high, most_wide)
-
-    def prepare_gather(self) -> None:
-        """Copy to the device what `gather` needs."""
-        start, stored = (torch.from_numpy(one).to(self._where) for one in (self._start, self._pack.stored))
-        high, wide = self._pack.stored.max(axis=0).tolist()
-        self._places = start, stored, high, wide
+        return self._lines(rows, self._most_high, self._most_wide)
 
     def close(self) -> None:
         """Stop the prefetching thread."""
@@ -138,20 +130,13 @@ class PackedPixels:
 
     def _gather(self, rows: np.ndarray) -> Tensor:
         """Return (B, H, W, C) uint8 with the largest height and width of these images."""
-        start, stored = (
-            torch.from_numpy(one[rows]).to(self._pixels.device, non_blocking=True)
-            for one in (self._start, self._pack.stored)
-        )
-        high, wide = stored.unbind(1)
-        images = self._lines(start, high, wide, *self._pack.stored[rows].max(axis=0).tolist())
+        there = torch.from_numpy(rows).to(self._pixels.device, non_blocking=True)
+        images = self._lines(there, *self._pack.stored[rows].max(axis=0).tolist())
         return images.pin_memory() if self._where.type == "cuda" and not self.resident else images
 
-    def _lines(self, start: Tensor, high: Tensor, wide: Tensor, most_high: int, most_wide: int) -> Tensor:
-        """Return images (B, most_high, most_wide, C) uint8 by where they start (B,), and their height and width (B,).
-
-        Each line of the result is read from where the image's line starts, so what is not filled is arbitrary.
-        """
-        channels = self._pack.channels
+    def _lines(self, rows: Tensor, most_high: int, most_wide: int) -> Tensor:
+        # each line of the result is read from where the image's line starts, so what is not filled is arbitrary
+        start, (high, wide), channels = self._start[rows], self._stored[rows].unbind(1), self._pack.channels
         line = most_wide * channels
         below = torch.minimum(torch.arange(most_high, device=start.device), high[:, None] - 1)  # (B, H)
         starts = start[:, None] + below * (wide * channels)[:, None]

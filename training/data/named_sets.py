@@ -72,14 +72,13 @@ def find_data(given: Sequence[str | Path], console: Console) -> list[Path | str]
     Returns:
         Paths, but text for addresses and patterns.
     """
-    return [one if is_address(one) or set(one) & set("*?[{") else find_folder(one, console) for one in map(str, given)]
+    return [one if _is_remote_or_pattern(one) else find_folder(one, console) for one in map(str, given)]
 
 
 def check_names(given: Sequence[str]) -> None:
     """Check names before anything is imported or downloaded."""
     for name in given:
-        known = is_address(name) or set(name) & set("*?[{") or Path(name).exists() or os.sep in name
-        if not known and name not in NAMED_SETS:
+        if not (_is_remote_or_pattern(name) or _is_path(name) or name in NAMED_SETS):
             close = get_close_matches(name, NAMED_SETS, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"use a folder or one of {', '.join(NAMED_SETS)}."
             raise NoImages(f"{name} is neither a folder nor a known data set; {hint}")
@@ -87,14 +86,20 @@ def check_names(given: Sequence[str]) -> None:
 
 def find_folder(name: str, console: Console) -> Path:
     """Return a path as it is, or the folder of a named data set, downloaded if necessary."""
-    if is_address(name):
-        raise NoImages(f"{name} is not a folder of this machine; copy it into one.")
-    if Path(name).exists() or os.sep in name:
+    if _is_path(name) and not is_address(name):
         return Path(name)
+    check_names([name])
     if name not in NAMED_SETS:
-        check_names([name])
-        raise NoImages(f"{name} is a pattern; name a folder.")
+        raise NoImages(f"{name} is not a folder of this machine; name one, or copy it into one.")
     return fetch(name, console)
+
+
+def _is_path(name: str) -> bool:
+    return Path(name).exists() or os.sep in name
+
+
+def _is_remote_or_pattern(name: str) -> bool:
+    return is_address(name) or bool(set(name) & set("*?[{"))
 
 
 def fetch(name: str, console: Console) -> Path:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,10 +26,8 @@ from nnclr_hub.remote_files import RemoteBytes
 from .augment import FLIP, CutViews
 from .batches import REPLACEMENTS, WINDOW_BYTES
 from .cutting import CROP_NUMBERS, CutRequest, cut_views
+from .image_index import ImageIndex
 from .views import View
-
-if TYPE_CHECKING:
-    from .image_index import ImageIndex
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +112,8 @@ class Originals:
         ]
 
         def wait() -> tuple[CutViews, np.ndarray]:
-            _wait_for(tasks)
+            for task in tasks:
+                task.result()
             return CutViews(tuple(crop.to(self._where, non_blocking=True) for crop in crops), sizes), read
 
         return wait
@@ -197,8 +195,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, InvalidRequest) or not isinstance(error, NNCLRHubError | OSError | RuntimeError):
         raise error
     return str(error)
-
-
-def _wait_for(tasks: Sequence[Future[None]]) -> None:
-    for task in tasks:
-        task.result()

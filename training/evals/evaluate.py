@@ -268,14 +268,14 @@ class _Journal:
     def skip(self, what: str, error: Exception) -> None:
         """Report a skipped item, on the console and in results.md."""
         self.results.skipped.append(f"{what}: {error}")
-        self.console.print(f"skipped {what}: {error}", style="yellow", highlight=False)
+        self.console.print(f"skipped {what}: {error}", style="yellow")
 
     def record(self, protocol: Protocol, name: str, source: FeatureSource, task: Task) -> EvaluationRecord:
         """Return the existing record, or compute and write a new one."""
         empty = self._empty_record(protocol, name, source, task)
         before = self.results.existing(empty)
         if before is not None:
-            self.console.print(f"{protocol.name} of {name} on {task.name} is complete already", highlight=False)
+            self.console.print(f"{protocol.name} of {name} on {task.name} is complete already")
             return before
         subject = self._subject(protocol, source, task)
         began = time.perf_counter()
@@ -297,10 +297,10 @@ class _Journal:
             made=[str(folder) for folder in getattr(subject, "made", [])],
         )
         for sentence in record.left_out:
-            self.console.print(f"note: {sentence}", style="yellow", highlight=False)
+            self.console.print(f"note: {sentence}", style="yellow")
         self.results.put(record, each)
         shown = in_percent(record)
-        self.console.print(f"{protocol.name}  {name}  {task.name}  {shown} %", highlight=False)
+        self.console.print(f"{protocol.name}  {name}  {task.name}  {shown} %")
         return record
 
     def _subject(self, protocol: Protocol, source: FeatureSource, task: Task) -> Features | ClassifierTrainer:
@@ -326,9 +326,6 @@ class _Journal:
             images=images,
             classes=len(task.classes),
             settings=protocol.settings,
-            values={},
-            left_out=[],
-            seconds=0.0,
             command=self.command,
             digest=task.digest(),
         )

@@ -8,7 +8,7 @@ import hashlib
 import json
 import platform
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -53,11 +53,11 @@ class EvaluationRecord:
     images: dict[str, int]
     classes: int
     settings: dict[str, Any]
-    values: dict[str, float]
-    left_out: list[str]
-    seconds: float
     command: str
-    digest: str = ""
+    digest: str
+    values: dict[str, float] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    seconds: float = 0.0
     made: list[str] = field(default_factory=list)
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     date: str = field(default_factory=lambda: datetime.date.today().isoformat())
@@ -182,7 +182,7 @@ class Results:
 
 def tables(records: Sequence[EvaluationRecord], differences: Sequence[Comparison] = ()) -> Iterator[Table]:
     """Yield a table per protocol: a row per source, a column per data set, in percent; then those of differences."""
-    for title, data, rows in (*_grids(records), *_difference_grids(differences)):
+    for title, data, rows in _grids(records, differences):
         shown = Table("source", *data, title=title, title_justify="left", box=None, header_style="bold")
         for row in rows:
             shown.add_row(*row)
@@ -195,23 +195,36 @@ def as_markdown(
     """Return the same tables as Markdown."""
     about = "Percent, with half the width of the 95% interval. results.json has the commands, settings and versions."
     lines = ["# Results", "", about, ""]
-    for title, data, rows in (*_grids(records), *_difference_grids(differences)):
-        lines += [f"## {title}", "", f"| {' | '.join(['source', *data])} |", f"|---|{'---|' * len(data)}"]
-        lines += [*(f"| {' | '.join(row)} |" for row in rows), ""]
+    for title, data, rows in _grids(records, differences):
+        lines += [f"## {title}", "", *markdown_table(["source", *data], rows), ""]
     notes = dict.fromkeys(note for one in records for note in one.left_out)
     notes |= dict.fromkeys(f"skipped: {one}" for one in skipped)
     return "\n".join([*lines, *(f"- {note}" for note in notes)]).rstrip() + "\n"
 
 
-def _grids(records: Sequence[EvaluationRecord]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a table."""
+    return [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _grids(
+    records: Sequence[EvaluationRecord], differences: Sequence[Comparison]
+) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """Yield title, columns and rows of each table."""
     for protocol in dict.fromkeys(one.protocol for one in records):
-        ours = [one for one in records if one.protocol == protocol]
-        columns = list(dict.fromkeys(column for one in ours for column in _cells(one)))
-        rows = []
-        for row in dict.fromkeys(one.row for one in ours):
-            found = {column: text for one in ours if one.row == row for column, text in _cells(one).items()}
-            rows.append([row, *(found.get(column, "") for column in columns)])
-        yield protocol, columns, rows
+        yield protocol, *_grid([(one.row, _cells(one)) for one in records if one.protocol == protocol])
+    for protocol in dict.fromkeys(one.first.protocol for one in differences):
+        ours = [one for one in differences if one.first.protocol == protocol]
+        title = f"{protocol}: {ours[0].first.row} minus each other source, on the same images"
+        yield title, *_grid([(one.other.row, {one.first.data: _signed(one.difference)}) for one in ours])
+
+
+def _grid(cells: Sequence[tuple[str, dict[str, str]]]) -> tuple[list[str], list[list[str]]]:
+    columns = list(dict.fromkeys(column for _, own in cells for column in own))
+    by_row: dict[str, dict[str, str]] = {}
+    for row, own in cells:
+        by_row.setdefault(row, {}).update(own)
+    return columns, [[row, *(own.get(column, "") for column in columns)] for row, own in by_row.items()]
 
 
 def _cells(record: EvaluationRecord) -> dict[str, str]:
@@ -224,17 +237,6 @@ def _cells(record: EvaluationRecord) -> dict[str, str]:
         f"{data}, {shots} per class": f"{100 * record.values[name]:.1f} ± {100 * record.values[f'{name}/std']:.1f}"
         for shots, name in points.items()
     }
-
-
-def _difference_grids(differences: Sequence[Comparison]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    for protocol in dict.fromkeys(one.first.protocol for one in differences):
-        ours = [one for one in differences if one.first.protocol == protocol]
-        data = list(dict.fromkeys(one.first.data for one in ours))
-        rows = []
-        for row in dict.fromkeys(one.other.row for one in ours):
-            found = {one.first.data: _signed(one.difference) for one in ours if one.other.row == row}
-            rows.append([row, *(found.get(name, "") for name in data)])
-        yield f"{protocol}: {ours[0].first.row} minus each other source, on the same images", data, rows
 
 
 def _signed(difference: Difference) -> str:

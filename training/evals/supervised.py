@@ -264,7 +264,7 @@ def finetune(
     about_input = {"preprocessing": trained.preprocessing, "provenance": about}
     export_model(trained.model.backbone, folder, **shape, **about_input, graph=False)
     subject.made.append(folder)
-    subject.console.print(f"the fine-tuned encoder is in {folder}", highlight=False)
+    subject.console.print(f"the fine-tuned encoder is in {folder}")
 
 
 # ------------------------------------------------------------------------------ from an encoder

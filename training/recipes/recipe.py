@@ -21,34 +21,24 @@ from nnclr_hub.errors import UnknownSetting
 from nnclr_hub.images.reading import MAX_CHANNELS, ImageReading
 from nnclr_hub.method import METHODS, PREDICTIONS, PROJECTIONS
 
-from ..callbacks import CALLBACKS
 from ..data.views import AUGMENTATIONS, IMAGENET_MEAN, IMAGENET_STD, View
 
 FIT = math.inf  # number of epochs that the time limit decides
 UNPLANNED = 1_000_000  # steps of a run with epochs=fit until its speed is known
-# rule -> (whether a value fits, settings that have it)
-RANGES: dict[str, tuple[Callable[[float], bool], str]] = {
-    "must be above 0": (
-        lambda value: value > 0,
-        "queue_size log_every epochs checkpoint_every k eval_images mean_of prototypes target_temperature "
-        "collective_minutes temperature soft_temperature base_lr",
-    ),
-    "must be at least 8 pixels": (lambda value: value >= 8, "image_size pack_size eval_size local_size"),
-    "must be between 0 and 1": (lambda value: 0 <= value <= 1, "warm_start ramp gate ema heads_first early_share"),
-    "must be above 0 and at most 1": (lambda value: 0 < value <= 1, "eval_crop layer_decay"),
-    "must be at least 0 and below 1": (lambda value: 0 <= value < 1, "drop_path"),
-    "must not be negative": (
-        lambda value: value >= 0,
-        "weight_decay momentum warmup_epochs seed clip chunk local_crops workers checkpoint_minutes keep_every "
-        "projection_hidden projection_dim prediction_hidden early_size forget",
-    ),
-}
+# ranges of settings: what a value must be, and whether it is
+Range = tuple[str, Callable[[float], bool]]
+POSITIVE: Range = ("must be above 0", lambda value: value > 0)
+NOT_NEGATIVE: Range = ("must not be negative", lambda value: value >= 0)
+SHARE: Range = ("must be between 0 and 1", lambda value: 0 <= value <= 1)
+SOME: Range = ("must be above 0 and at most 1", lambda value: 0 < value <= 1)
+BELOW_ONE: Range = ("must be at least 0 and below 1", lambda value: 0 <= value < 1)
+SIDE: Range = ("must be at least 8 pixels", lambda value: value >= 8)
 OF_PLUGIN = " If it is part of a plug-in, give that with --plugin."
 
 
-def setting(default: Any, help: str) -> Any:
-    """Define a field of a recipe with the help that the command line shows."""
-    return dataclasses.field(default=default, metadata={"help": help})
+def setting(default: Any, help: str, range: Range = NOT_NEGATIVE) -> Any:
+    """Define a field of a recipe with the help that the command line shows, and the range of a number."""
+    return dataclasses.field(default=default, metadata={"help": help, "range": range})
 
 
 def assignments(settings: Sequence[str] | Mapping[str, Any]) -> Sequence[str]:
@@ -132,19 +122,19 @@ class Recipe:
     method: str = setting("nnclr", "row of METHODS: " + ", ".join(METHODS))
     objective: str = setting("method", "loss: method for the method's own, or one of a plug-in")
     learner: str = setting("learner", "class that computes the loss of a step: learner, or one of a plug-in")
-    temperature: float = setting(0.1, "tau of the InfoNCE loss")
+    temperature: float = setting(0.1, "tau of the InfoNCE loss", POSITIVE)
     target_temperature: float = setting(
-        0.05, "of a target that is a distribution over Q or an assignment (SwAV's epsilon)"
+        0.05, "of a target that is a distribution over Q or an assignment (SwAV's epsilon)", POSITIVE
     )
-    mean_of: int = setting(5, "method=msf: rows whose mean is the target, the view's own embedding included")
-    prototypes: int = setting(300, "method=swav: number of prototypes")
+    mean_of: int = setting(5, "method=msf: rows whose mean is the target, the view's own embedding included", POSITIVE)
+    prototypes: int = setting(300, "method=swav: number of prototypes", POSITIVE)
     sigreg_weight: float = setting(0.02, "method=lejepa: weight of SIGReg; the rest is the agreement of the views")
     transposed_term: bool = setting(False, "add the loss term whose denominator runs over the targets")
-    ema: float = setting(0.99, "initial t of the momentum encoder; a cosine raises it to 1")
+    ema: float = setting(0.99, "initial t of the momentum encoder; a cosine raises it to 1", SHARE)
     teacher: str = setting("", "frozen encoder whose vectors are the targets of the methods teacher...: any source")
     encoder: Literal["online", "momentum"] = setting("online", "the network that is evaluated and exported")
     # ---- support set
-    queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of images")
+    queue_size: int = setting(98_304, "rows of the support set; shrinks to the number of images", POSITIVE)
     support_set: str = setting(
         "queue",
         "queue (first in, first out), random_replacement, current_encoder (a random set embedded at each step), or one "
@@ -152,42 +142,44 @@ class Recipe:
     )
     enqueue: Literal["first", "both"] = setting("first", "views to add to the support set")
     pick: Literal["nearest", "soft", "oracle"] = setting("nearest", "which neighbor; oracle: of the same label")
-    k: int = setting(1, "sample the neighbor from the k nearest")
-    soft_temperature: float = setting(0.1, "temperature of the softmax over the support set, with pick=soft")
+    k: int = setting(1, "sample the neighbor from the k nearest", POSITIVE)
+    soft_temperature: float = setting(0.1, "temperature of the softmax over the support set, with pick=soft", POSITIVE)
     mask_own: bool = setting(True, "never use an image's own older embedding as its neighbor")
     same: tuple[str, ...] = setting((), "columns of a table in which an image and its neighbor have the same value")
     not_same: tuple[str, ...] = setting((), "columns of a table in which they have different values")
     forget: float = setting(
         5.0, "with not_same: weight of the penalty on vectors that predict these columns; 0: only neighbors follow them"
     )
-    warm_start: float = setting(0.0, "share of the steps in which the view itself is the positive")
-    ramp: float = setting(0.0, "share of the steps over which neighbors are phased in afterwards")
-    gate: float = setting(1.0, "final share of a batch, the most similar, that uses neighbors")
+    warm_start: float = setting(0.0, "share of the steps in which the view itself is the positive", SHARE)
+    ramp: float = setting(0.0, "share of the steps over which neighbors are phased in afterwards", SHARE)
+    gate: float = setting(1.0, "final share of a batch, the most similar, that uses neighbors", SHARE)
     # ---- network
     backbone: str = setting("resnet50", "any timm architecture, or resnet18_cifar, resnet50_cifar")
     channels: tuple[int, ...] = setting((), "widths of a ResNet's four stages; empty for timm's widths")
-    drop_path: float = setting(0.0, "stochastic depth of a vision transformer, in the online network alone")
+    drop_path: float = setting(0.0, "stochastic depth of a vision transformer, in the online network alone", BELOW_ONE)
     projection: str = setting("method", f"projection head: method, none, {', '.join(PROJECTIONS)}")
     projection_hidden: int = setting(0, "width of its hidden layers; 0 for the head's default")
     projection_dim: int = setting(0, "d, length of z and p; 0 for the head's default")
     prediction: str = setting("method", f"prediction head: method, none, {', '.join(PREDICTIONS)}")
     prediction_hidden: int = setting(0, "width of its hidden layer; 0 for the head's default")
     # ---- starting from an encoder (--init)
-    heads_first: float = setting(0.1, "with --init: share of the steps that train only the heads")
-    layer_decay: float = setting(0.75, "with --init: rate of each layer relative to the next later layer")
+    heads_first: float = setting(0.1, "with --init: share of the steps that train only the heads", SHARE)
+    layer_decay: float = setting(0.75, "with --init: rate of each layer relative to the next later layer", SOME)
     # ---- data
-    image_size: int = setting(224, "side of the large views, in pixels")
+    image_size: int = setting(224, "side of the large views, in pixels", SIDE)
     early_size: int = setting(0, "side of the large views in the early part of the run; 0 for none")
-    early_share: float = setting(0.0, "share of the steps at early_size")
+    early_share: float = setting(0.0, "share of the steps at early_size", SHARE)
     cut_from: Literal["auto", "pack", "originals"] = setting(
         "auto",
         "what views are cut from: originals, decoded at each step, or a pack of smaller copies, decoded once; auto: a "
         "pack if it takes at most 20 GB",
     )
-    pack_size: int = setting(256, "most pixels of the short side of a copy in a pack")
+    pack_size: int = setting(256, "most pixels of the short side of a copy in a pack", SIDE)
     workers: int = setting(0, "decoding processes, with cut_from=originals; 0: one per core")
-    eval_size: int = setting(224, "input side of the exported encoder, in pixels")
-    eval_crop: float = setting(0.875, "share of the resized short side that the exported encoder's center crop keeps")
+    eval_size: int = setting(224, "input side of the exported encoder, in pixels", SIDE)
+    eval_crop: float = setting(
+        0.875, "share of the resized short side that the exported encoder's center crop keeps", SOME
+    )
     eval_interpolation: Literal["bicubic", "bilinear"] = setting(
         "bicubic", "how the exported encoder resizes an image; with --init as the encoder does"
     )
@@ -205,18 +197,20 @@ class Recipe:
     augmentation: str = setting("byol", ", ".join(AUGMENTATIONS))
     crop_scale: tuple[float, ...] = setting((), "area of large crops, LEAST,MOST; empty for the augmentation's default")
     local_crops: int = setting(0, "number of small views (multi-crop)")
-    local_size: int = setting(96, "side of the small views, in pixels")
+    local_size: int = setting(96, "side of the small views, in pixels", SIDE)
     local_scale: tuple[float, ...] = setting((0.05, 0.14), "area of the small crops, LEAST,MOST")
     batches: str = setting("batches", "class that chooses the images of each step: batches, or one of a plug-in")
     residency: Literal["auto", "device", "host"] = setting("auto", "where a pack is kept")
     # ---- optimization
     epochs: float = setting(
-        1000, "passes over the images; 2.5 is possible; fit: as many as the time limit allows, with its rate at 0 then"
+        1000,
+        "passes over the images; 2.5 is possible; fit: as many as the time limit allows, with its rate at 0 then",
+        POSITIVE,
     )
     batch_size: int = setting(4096, "images per step over all GPUs; shrinks to fit a small set")
     chunk: int = setting(0, "images per pass of views and backbone, at the cost of one more forward pass; 0: all")
     optimizer: Literal["lars", "sgd", "adamw"] = setting("lars", "lars, sgd or adamw")
-    base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch")
+    base_lr: float = setting(0.3, "learning rate at a batch of 256; scaled linearly with the batch", POSITIVE)
     weight_decay: float = setting(1e-6, "not applied to biases, norms, positions and [CLS]")
     momentum: float = setting(0.9, "momentum of lars and sgd")
     nesterov: bool = setting(False, "Nesterov's momentum for lars and sgd")
@@ -230,13 +224,17 @@ class Recipe:
     graph: bool = setting(True, "record the step once and replay it, on a GPU")
     seed: int = setting(0, "seed of weights, order and augmentation")
     # ---- logging and checkpoints
-    log_every: int = setting(10, "steps between log lines")
-    eval_images: int = setting(25_000, "maximum number of images of train/ and of val/ to score at a checkpoint")
-    checkpoint_every: int = setting(10, "epochs between checkpoints, with 20-NN, encoder and report")
+    log_every: int = setting(10, "steps between log lines", POSITIVE)
+    eval_images: int = setting(
+        25_000, "maximum number of images of train/ and of val/ to score at a checkpoint", POSITIVE
+    )
+    checkpoint_every: int = setting(10, "epochs between checkpoints, with 20-NN, encoder and report", POSITIVE)
     checkpoint_minutes: float = setting(30.0, "minutes between checkpoints in addition, without scores; 0: none")
     keep_every: int = setting(0, "epochs between checkpoints that RUN/kept/epoch-N keeps, with the encoder; 0: none")
-    collective_minutes: float = setting(10.0, "several processes: minutes after which one that hangs ends the run")
-    callbacks: tuple[str, ...] = setting((), "called at log lines and checkpoints: " + ", ".join(CALLBACKS))
+    collective_minutes: float = setting(
+        10.0, "several processes: minutes after which one that hangs ends the run", POSITIVE
+    )
+    callbacks: tuple[str, ...] = setting((), "called at log lines and checkpoints: tensorboard, or those of a plug-in")
     name: str = dataclasses.field(default="custom", repr=False)  # name of the preset
     fixed: tuple[str, ...] = dataclasses.field(default=(), repr=False)  # names given with --set
 
@@ -247,8 +245,6 @@ class Recipe:
             if getattr(self, name) != default:  # only then torch is imported
                 one_of(name, getattr(self, name), dict.fromkeys([default, *getattr(method, registry)]), OF_PLUGIN)
         one_of("augmentation", self.augmentation, AUGMENTATIONS, OF_PLUGIN)
-        for callback in self.callbacks:
-            one_of("callbacks", callback, CALLBACKS, OF_PLUGIN)
         one_of("projection", self.projection, ("method", "none", *PROJECTIONS))
         one_of("prediction", self.prediction, ("method", "none", *PREDICTIONS))
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -260,9 +256,10 @@ class Recipe:
             object.__setattr__(self, "epochs", int(self.epochs))  # which reads better in every text and file
 
     def _check_ranges(self) -> None:
-        for rule, (holds, names) in RANGES.items():
-            for name in names.split():
-                require(holds(getattr(self, name)), name, getattr(self, name), rule)
+        for one in dataclasses.fields(self):
+            if isinstance(value := getattr(self, one.name), int | float):
+                rule, holds = one.metadata["range"]
+                require(holds(value), one.name, value, rule)
         for name, value in (("crop_scale", self.crop_scale), ("local_scale", self.local_scale)):
             if value or name == "local_scale":
                 fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
