@@ -98,6 +98,8 @@ _load = lazy_names(
 
 
 def __getattr__(name: str) -> object:
+    if name in ("inspect", "method"):  # packages of functions; they are not in `__all__`, as `inspect` is Python's too
+        return import_module(f"{__name__}.{name}")
     if name not in _TRAINING:
         return _load(name)
     return getattr(import_module("nnclr_hub.cli.programs").load_program("training", _TRAINING[name]), name)

@@ -3,7 +3,7 @@
     engine = Engine(load_encoder(source), Settings())
     engine.warm_up()
     engine.run([data, more])                              # from a thread
-    await engine.run_async([data, more], deadline_s=2)    # from the event loop
+    await engine.run_async([data, more])                  # from the event loop
     engine.close()
 
 A request passes these stages:
@@ -15,6 +15,7 @@ A request passes these stages:
     Request         collects the results of its images, and answers once
 
 An idle device starts at once and never waits for a batch to fill. A busy one finds the next batch filled.
+The deadline is that of the HTTP request, which cancels its work; see limits.py.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +35,11 @@ from nnclr_hub.encoder.attention import AttentionMap, AttentionSettings
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.preprocessing import EvalTransform
-from nnclr_hub.errors import ImageError, InvalidRequest, NotReady, Overloaded, RequestTooLarge
+from nnclr_hub.errors import ImageError, NotReady, Overloaded, RequestTooLarge
 from nnclr_hub.images.decode import MAX_PIXELS
 from nnclr_hub.workbench.privacy import public_name
 
-from .limits import Admission
+from .limits import RETRY_S, Admission
 from .settings import Settings
 from .stages import DecodeWorkers, Device, ImageTask, Request, Result, size_of
 from .telemetry import Metrics, current, measured
@@ -46,6 +48,9 @@ if TYPE_CHECKING:  # they import torch, which a server needs for its first map o
     from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 
 JOIN_S = 5.0  # for threads that have nothing left to do
+IMAGES_PER_CALL = 32  # of a job
+# how the thread of a job waits while the engine is busy: for some seconds, or until it raises
+patience: ContextVar[Callable[[float], object] | None] = ContextVar("patience", default=None)
 MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # in all originals of an attention query, which stay in memory until the answer
 
 
@@ -58,7 +63,7 @@ class Engine:
 
     Args:
         encoder: embeds in the engine's threads.
-        settings: max_batch, max_wait_ms, decode_threads, capacity, capacity_bytes, deadline_s, stall_s.
+        settings: max_batch, max_wait_ms, decode_threads, capacity, capacity_bytes, stall_s; deadline_s for `close`.
         metrics: receives counts and times.
     """
 
@@ -72,7 +77,6 @@ class Engine:
         self.own_transform = not isinstance(encoder.transform, EvalTransform)
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
         self._settings = settings
-        self._building: Future[Any] | None = None  # the parts that attention needs
         # finding the labels that occurred takes longer than counting
         self._counter = cache(partial(self.metrics.images.labels, public_name(encoder.name)))
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
@@ -82,16 +86,30 @@ class Engine:
     def embed_each(self, images: Iterable[ImageLike]) -> list[Result]:
         """Return one entry per image: its (D,) float32 unit vector, or its ImageError.
 
-        For jobs: it blocks the thread, and leaves half of the engine to requests; see `Admission.enter`.
+        For jobs: it blocks the thread, and leaves half of the engine to requests; see `Admission.enter`. Where
+        `patience` is set, it waits while the engine is busy, and requests get their turn after a few images.
         """
-        return self.run(images, background=True)
+        images, count, wait = list(images), IMAGES_PER_CALL, patience.get()
+        results: list[Result] = []
+        while len(results) < len(images):
+            try:
+                results += self.run(images[len(results) : len(results) + count], background=True)
+            except RequestTooLarge:  # a few large decoded photos exceed what the engine admits at once
+                if count == 1:
+                    raise
+                count //= 2
+            except (Overloaded, NotReady):
+                if wait is None:
+                    raise
+                wait(RETRY_S)
+        return results
 
     async def embed_each_async(self, given: Sequence[ImageLike | ImageError]) -> list[Result]:
         """Return what `embed_each` does, for requests. Cancelling it drops the images that have not started.
 
         Images that could not be received are ImageErrors already, and stay so. More than a request's usual number of
         images go through the engine in parts, two at a time. The first part is refused if the server is overloaded; the
-        others wait for permits until the deadline.
+        others wait for permits.
         """
         settings, images = self._settings, [one for one in given if not isinstance(one, ImageError)]
         # two parts run at a time, and a part of the whole capacity would be refused while another image is in progress
@@ -104,18 +122,15 @@ class Engine:
         return [one if isinstance(one, ImageError) else next(left) for one in given]
 
     async def _run_in_parts(self, parts: Sequence[Sequence[ImageLike]]) -> list[Result]:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.deadline_s
         slots = asyncio.Semaphore(2)  # while the device runs one part, the next one is decoded
 
         async def run(number: int) -> list[Result]:
             async with slots:
                 while True:
-                    left = max(0.001, deadline - loop.time())
                     try:
-                        return await self.run_async(parts[number], deadline_s=left)
+                        return await self.run_async(parts[number])
                     except Overloaded as error:
-                        if number == 0 or left <= error.retry_after:
+                        if number == 0:
                             raise
                         await asyncio.sleep(error.retry_after)
 
@@ -127,55 +142,33 @@ class Engine:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def load_attention_async(self) -> int | None:
-        """Build the network that attention needs, once; the first call takes seconds, because it may import torch.
-
-        A request that does not wait so long leaves, and the building continues for the next one.
-
-        Returns:
-            Number of attention heads that `head` selects from; None for networks without them.
-        """
-        if self._building is None or (self._building.done() and self._building.exception() is not None):
-            builder = ThreadPoolExecutor(1, thread_name_prefix="attention")
-            self._building = builder.submit(lambda: self.encoder.attention_extractor)
-            builder.shutdown(wait=False)
-        await _done(self._building, asyncio.get_running_loop())  # all wait here, and not in a thread each
-        self._building.result()
-        return self.encoder.heads
-
     async def attention_maps_async(
-        self,
-        settings: AttentionSettings,
-        image: ImageLike,
-        targets: Sequence[ImageLike] = (),
-        *,
-        deadline_s: float | None = None,
+        self, settings: AttentionSettings, image: ImageLike, targets: Sequence[ImageLike] = ()
     ) -> list[AttentionMap]:
-        """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge."""
-        extractor, max_side = self.encoder.attention_extractor, self._settings.attention_side
-        query = await asyncio.to_thread(AttentionQuery, extractor, max_side, settings, image, targets)
-        results = await self.run_async(query.images, query.task, deadline_s=deadline_s)
+        """Return attention maps; see `Encoder.attention_maps`. Too many pixels together raise RequestTooLarge.
+
+        The first call takes seconds, because it builds the network and may import torch. If it is cancelled, the
+        building continues for the next one.
+        """
+        max_side = self._settings.attention_side
+
+        def prepare() -> AttentionQuery:
+            return AttentionQuery(self.encoder.attention_extractor, max_side, settings, image, targets)
+
+        query = await asyncio.to_thread(prepare)
+        results = await self.run_async(query.images, query.task)
         return await asyncio.to_thread(query.maps, results)
 
-    def run(
-        self,
-        images: Iterable[ImageLike],
-        task: ImageTask | None = None,
-        *,
-        deadline_s: float | None = None,
-        background: bool = False,
-    ) -> list[Any]:
+    def run(self, images: Iterable[ImageLike], task: ImageTask | None = None, *, background: bool = False) -> list[Any]:
         """Return one result per image: its (D,) float32 unit vector, or its ImageError. Blocks the thread.
 
         Args:
             task: what to do with each image instead of embedding it.
-            deadline_s: seconds after which the request expires; at most the server's own limit.
             background: see `Admission.enter`.
 
         Raises:
             Overloaded: too much is in progress.
             RequestTooLarge: the request exceeds what can ever be in progress.
-            DeadlineExceeded: the request did not finish in time.
             NotReady: the engine is closed, or has a fault.
             ServiceError: the encoder failed on an image.
         """
@@ -183,31 +176,23 @@ class Engine:
         if not images:
             return []
         with measured("embed" if task is None else "map", self.metrics):
-            request = self._submit(images, task, deadline_s, background=background)
+            request = self._submit(images, task, background=background)
             try:
-                return request.answer.result(request.remaining)
-            except TimeoutError:
-                request.expire()
                 return request.answer.result()
             finally:
                 request.cancel()  # takes effect only if the wait itself was interrupted, as by Ctrl-C
                 _add_timings(request)
 
-    async def run_async(
-        self, images: Sequence[ImageLike], task: ImageTask | None = None, *, deadline_s: float | None = None
-    ) -> list[Any]:
+    async def run_async(self, images: Sequence[ImageLike], task: ImageTask | None = None) -> list[Any]:
         """Return what `run` does, for the event loop. Cancelling it drops the images that have not started."""
         if not images:
             return []
         with measured("embed" if task is None else "map", self.metrics):
-            request = self._submit(images, task, deadline_s)
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(request.remaining, request.expire)
+            request = self._submit(images, task)
             try:
-                await _done(request.answer, loop)
+                await _done(request.answer, asyncio.get_running_loop())
                 return request.answer.result()
             finally:
-                timer.cancel()
                 request.cancel()
                 _add_timings(request)
 
@@ -244,8 +229,7 @@ class Engine:
         """Refuse new requests, finish those in progress, and end the threads.
 
         Args:
-            timeout: seconds after which unfinished requests fail with NotReady; None waits until every deadline has
-                passed.
+            timeout: seconds after which unfinished requests fail with NotReady; None: a request's deadline.
         """
         self.drain()
         self._admission.wait_until_empty(self._settings.deadline_s if timeout is None else timeout)
@@ -254,25 +238,16 @@ class Engine:
         self._decode_workers.close(deadline)
         self._device.close(deadline)
 
-    def _submit(
-        self, images: Sequence[ImageLike], task: ImageTask | None, deadline_s: float | None, *, background: bool = False
-    ) -> Request:
+    def _submit(self, images: Sequence[ImageLike], task: ImageTask | None, *, background: bool = False) -> Request:
         """Take all permits of a request and send it to the decode workers."""
-        seconds = self._settings.deadline_s
-        if deadline_s is not None:
-            if not deadline_s > 0:
-                raise InvalidRequest(f"The deadline must be above 0 s, got {deadline_s}.")
-            seconds = min(seconds, deadline_s)
         if self.fault is not None:
             raise NotReady(f"The server has a fault ({self.fault}); try again in a moment.")
         size = sum(map(size_of, images))
         self._admission.enter(len(images), size, background=background)
         request = Request(
             images,
-            time.monotonic() + seconds,
             task=task,
             on_outcome=lambda outcome: self._counter(outcome).inc(),
-            on_withdrawn=self._withdraw,
             on_empty=lambda: self._admission.leave(len(images), size),
         )
         self._decode_workers.queue.put(request.items)
@@ -282,19 +257,13 @@ class Engine:
         """Make a request of blank images, which needs no permits and is not counted."""
         preprocessing = self.encoder.transform.preprocessing
         blank = np.zeros((preprocessing.input_size,) * 2 + (preprocessing.in_chans,), np.uint8)
-        deadline = time.monotonic() + max(self._settings.deadline_s, self._settings.stall_s)
-        return Request([blank] * size, deadline, on_withdrawn=self._withdraw)
+        return Request([blank] * size)
 
     def _test(self) -> Request:
         """Send a test image through all stages."""
         request = self._internal_request(1)
         self._decode_workers.queue.put(request.items)
         return request
-
-    def _withdraw(self, request: Request) -> None:
-        """Remove a request that is over from the queues."""
-        self._decode_workers.queue.withdraw(request)
-        self._device.queue.withdraw(request)
 
 
 async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import bisect
-import copy
 import json
 import logging
 import queue
@@ -45,7 +44,7 @@ from nnclr_hub.workbench.staging import folder_of, renew, staged, unstage
 from nnclr_hub.workbench.tasks import Cancelled, Interrupted, Task, TaskContext, all_tasks
 
 from .answers import bounded
-from .patient_models import PatientModels
+from .engine import patience
 from .problems import status_of
 from .telemetry import Metrics
 
@@ -556,12 +555,11 @@ class Jobs:
             state=active.job.notes,
             save=lambda state: self._wait_for_disk(lambda: self._change(active, write=True, notes=state)),
         )
-        bench = copy.copy(self._bench)  # shares the store and the locks
-        bench.models = PatientModels(bench.models, wait)
+        patience.set(wait)
         if ticket is not None:
             values["path"] = str(staged(ticket).path)
         try:
-            result = task.run(bench, task.request.from_json(values), context)
+            result = task.run(self._bench, task.request.from_json(values), context)
         except Cancelled:
             self._wait_for_disk(lambda: self._end(active, "cancelled"))
         else:

@@ -4,7 +4,6 @@
     budget.check()                          # in a thread: raises if nobody waits for the answer any more
     budget.hold(admission, queries, size)   # permits, given back when the request is over
     with loading():                         # a model: the time starts again when it is loaded
-    found = await in_thread_while_connected(request, work)
 
 `RequestLimits` is the ASGI layer around the routes. Bodies are counted and timed while they stream in, whatever
 Content-Length claims. Each byte holds a permit until its request is answered. Many slow clients together therefore
@@ -13,7 +12,7 @@ cannot fill more memory than the settings allow.
 The deadline starts when the body is complete, and again when a model that the request loads is ready. It ends when the
 answer starts. At the deadline the client gets 504 at once. Awaited work is cancelled. Work in a thread stops at its
 next check, which the store makes all the time (see `nnclr_hub/store/cancellation.py`); a write that has begun is
-finished.
+finished. A read ends in the same way when its client disconnects.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import TypeVar
 
-from anyio import CancelScope, CapacityLimiter, to_thread
-from fastapi import Request
+from anyio import CancelScope
 from prometheus_client import Gauge
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -37,11 +34,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nnclr_hub.errors import DeadlineExceeded, NNCLRHubError, NotReady, Overloaded, RequestTooLarge, RequestTooSlow
 from nnclr_hub.store.cancellation import cancellable
 
+from .keys import WRITE
 from .problems import Refused, error_response
 from .settings import Settings
 from .telemetry import Metrics
 
-T = TypeVar("T")
 LOADING_S = 300.0  # at most, for a model that a request loads
 WATCH_AFTER_S = 0.05  # a request that is answered earlier does not pay for watching its connection
 RETRY_S = 1.0  # clients that are refused again wait longer by themselves
@@ -56,27 +53,35 @@ PAUSE_S = 0.002  # longer than the event loop takes for one piece, of at most 25
 class Budget:
     """What is left to one request. Safe to use from the thread that works for it.
 
+    droppable: whether its work may be cancelled anywhere if the client disconnects.
+    disconnected: whether the client has.
+
     Args:
         seconds: until the deadline.
     """
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
+        self.droppable = self.disconnected = False
+        self.late: Callable[[], NNCLRHubError] = self._exceeded  # makes the error at the end
         self._end = math.inf
-        self._abandoned = False
         self._held = ExitStack()
 
     def start(self) -> None:
-        """Start the time, or start it again."""
-        self._end = time.monotonic() + self.seconds
+        """Start the time of the deadline, or start it again."""
+        self.allow(self.seconds, self._exceeded)
+
+    def allow(self, seconds: float, late: Callable[[], NNCLRHubError]) -> None:
+        """Let the request end in some seconds, with this error."""
+        self._end, self.late = time.monotonic() + seconds, late
 
     def stop(self) -> None:
-        """Let the request take as long as it needs: its body is arriving, or its answer has started."""
+        """Let the request take as long as it needs: its answer has started."""
         self._end = math.inf
 
     @property
     def left(self) -> float:
-        """Seconds until the deadline."""
+        """Seconds until the end."""
         return self._end - time.monotonic()
 
     @contextmanager
@@ -88,19 +93,14 @@ class Budget:
         if 0 < self.left < math.inf:
             self.start()
 
-    def abandon(self) -> None:
-        """Let `check` raise: nobody waits any more."""
-        self._abandoned = True
-
     def check(self) -> None:
         """Raise DeadlineExceeded or ClientDisconnect if nobody waits for the answer any more."""
         if self.left <= 0:
-            raise self.exceeded()
-        if self._abandoned:
+            raise self.late()
+        if self.disconnected and self.droppable:
             raise ClientDisconnect
 
-    def exceeded(self) -> DeadlineExceeded:
-        """Return the error of a request that takes too long."""
+    def _exceeded(self) -> DeadlineExceeded:
         return DeadlineExceeded(
             f"The request did not finish within {self.seconds:g} s; request less at once, or try again later."
         )
@@ -134,56 +134,19 @@ def loading() -> Iterator[None]:
         yield
 
 
-async def while_connected(
-    request: Request, work: Awaitable[T], stop: Callable[[], object] = lambda: None, after_s: float = WATCH_AFTER_S
-) -> T:
-    """Return the result of `work`; call `stop` and cancel it as soon as the client disconnects.
-
-    Only for work that may be cancelled anywhere, after the whole body was read. Never for a write to the store.
+@contextmanager
+def dropped_if_disconnected() -> Iterator[None]:
+    """Drop the work in the block, which writes nothing, if the client disconnects; reads are always dropped.
 
     Raises:
-        ClientDisconnect: the client has disconnected.
-    """
-    watching: list[asyncio.Task[None]] = []
-
-    async def watch() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        stop()
-        scope.cancel()
-
-    timer = asyncio.get_running_loop().call_later(after_s, lambda: watching.append(asyncio.create_task(watch())))
-    try:
-        with CancelScope() as scope:
-            return await work
-        raise ClientDisconnect
-    finally:
-        timer.cancel()
-        for task in watching:
-            task.cancel()
-            with CancelScope(shield=True):
-                await asyncio.gather(task, return_exceptions=True)
-
-
-async def in_thread_while_connected(
-    request: Request, work: Callable[[], T], limiter: CapacityLimiter | None = None
-) -> T:
-    """Return the result of `work`, which runs in a thread.
-
-    If the client disconnects, or the deadline passes, the thread stops at its next check. This function waits for
-    that, because only then its memory is free.
-
-    Raises:
-        ClientDisconnect: the client has disconnected.
-        DeadlineExceeded: the deadline has passed.
+        ClientDisconnect: the client has disconnected already.
     """
     budget = current_budget()
-
-    def checked() -> T:
-        budget.check()  # it may have waited for the thread
-        return work()
-
-    return await while_connected(request, to_thread.run_sync(checked, limiter=limiter), budget.abandon)
+    if budget.disconnected:
+        raise ClientDisconnect
+    budget.droppable = True
+    yield
+    budget.droppable = False
 
 
 # ---- permits
@@ -298,58 +261,109 @@ class RequestLimits:
             await error_response(scope["path"], error)(scope, receive, send)
             return
         budget = Budget(self._seconds)
+        budget.droppable = required is None or required.scope != WRITE
         _budget.set(budget)
+        with cancellable(budget.check):
+            await Exchange(limits, budget, scope, receive, send).run(self._app)
+
+
+class Exchange:
+    """One request and its answer. Its body is counted and timed, and it ends at its deadline or if nobody waits.
+
+    One timer looks after all of that, as timers for each would take as long as parsing a small request.
+
+    Args:
+        limits: limits of its body.
+        budget: its deadline and its permits.
+    """
+
+    def __init__(self, limits: BodyLimits, budget: Budget, scope: Scope, receive: Receive, send: Send) -> None:
+        self._limits, self._budget = limits, budget
+        self._scope, self._receive, self._send = scope, receive, send
+        headers = Headers(scope=scope)
+        self._announced = _length(headers)
+        self._has_body = self._announced > 0 or "transfer-encoding" in headers
+        self._whole = self._answered = False
+        self._received = 0  # bytes
+        self._until: float | None = None  # when the whole body must have arrived
+        self._app = CancelScope()
+        self._timer: asyncio.TimerHandle | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._refusing: asyncio.Future[None] | None = None
+
+    async def run(self, app: ASGIApp) -> None:
+        """Run the app; at the deadline, cancel it and answer 504."""
+        self._budget.start()
+        self._timer = asyncio.get_running_loop().call_later(min(WATCH_AFTER_S, self._budget.seconds), self._look)
         try:
-            with limits.limited(receive, headers) as receive, cancellable(budget.check):
-                await _until_deadline(self._app, scope, receive, send, budget)
+            with self._app:
+                await app(self._scope, self.receive, self.send)
         finally:
-            budget.close()
+            self._timer.cancel()
+            if self._watching is not None:
+                self._watching.cancel()
+            self._limits.give_back(self._received)
+            self._budget.close()
+            if self._refusing is not None:
+                await self._refusing
 
+    async def receive(self) -> Message:
+        """Return the next message, and count and time it if it is a part of the body.
 
-async def _until_deadline(app: ASGIApp, scope: Scope, receive: Receive, send: Send, budget: Budget) -> None:
-    """Run the app; at the deadline, cancel it and answer 504."""
-    loop, cancel = asyncio.get_running_loop(), CancelScope()
-    whole = answered = False
-    refusing: asyncio.Future[None] | None = None
-
-    async def next_message() -> Message:
-        nonlocal whole
-        if whole:
-            return await receive()
+        Raises:
+            RequestTooLarge, RequestTooSlow, Overloaded.
+        """
+        if self._whole or self._answered:  # the next message is the disconnect, which may come at any time
+            return await self._receive()
+        if not self._has_body:  # `_watch` may have received that already
+            self._whole = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        limits, budget = self._limits, self._budget
         budget.stop()
-        message = await receive()
-        whole = not message.get("more_body", False)
-        if not answered:
-            budget.start()
+        if max(self._announced, self._received) > LARGE:
+            await limits.take_turn()
+        now = time.monotonic()
+        self._until = self._until or now + limits.total_s
+        seconds = min(limits.idle_s, self._until - now)
+        budget.allow(seconds, limits.too_slow)
+        budget.check()  # no timer ends a loop over parts that are always here
+        if seconds < limits.idle_s:
+            self._look()
+        message = await self._receive()
+        size = len(message.get("body", b""))
+        limits.take(self._received, size)
+        self._received += size
+        self._whole = not message.get("more_body", False)
+        budget.start()
         return message
 
-    async def answer(message: Message) -> None:
-        nonlocal answered
-        if refusing is None:  # otherwise too late
-            answered = True
-            budget.stop()
-            await send(message)
+    async def send(self, message: Message) -> None:
+        if self._refusing is None:  # otherwise too late
+            self._answered = True
+            self._budget.stop()
+            await self._send(message)
 
-    async def refuse() -> None:
-        await error_response(scope["path"], budget.exceeded())(scope, receive, send)
+    def _look(self) -> None:
+        """Answer with an error if the time is over, else look again; watch the connection once the body is here."""
+        assert self._timer is not None
+        self._timer.cancel()
+        if self._watching is None and (self._whole or not self._has_body):
+            self._watching = asyncio.create_task(self._watch())
+        budget = self._budget
+        if budget.left > 0:
+            seconds = min(budget.left, budget.seconds, WATCH_AFTER_S if self._watching is None else self._limits.idle_s)
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
+        elif self._refusing is None:
+            error = error_response(self._scope["path"], budget.late())
+            self._refusing = asyncio.ensure_future(error(self._scope, self._receive, self._send))
+            self._app.cancel()
 
-    def expire() -> None:
-        nonlocal refusing, timer
-        if (left := min(budget.left, budget.seconds)) > 0:  # the time was stopped, or started again
-            timer = loop.call_later(left, expire)
-            return
-        refusing = asyncio.ensure_future(refuse())
-        cancel.cancel()
-
-    budget.start()
-    timer = loop.call_later(budget.seconds, expire)
-    try:
-        with cancel:
-            await app(scope, next_message, answer)
-    finally:
-        timer.cancel()
-        if refusing is not None:
-            await refusing
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._budget.disconnected = True
+        if self._budget.droppable and not self._answered:
+            self._app.cancel()
 
 
 class BodyLimits:
@@ -368,10 +382,9 @@ class BodyLimits:
     """
 
     def __init__(self, max_bytes: int, idle_s: float, total_s: float, permits: int | None) -> None:
+        self.idle_s, self.total_s = idle_s, total_s
         self._max_bytes = max_bytes
         self._permits = math.inf if permits is None else max(permits, max_bytes)
-        self._idle_s = idle_s
-        self._total_s = total_s
         self._turn = asyncio.Lock()
         self._waiting = 0  # for the turn, or have it
 
@@ -387,47 +400,19 @@ class BodyLimits:
         if _length(headers) > self._max_bytes:
             raise self._too_large()
 
-    @contextmanager
-    def limited(self, receive: Receive, headers: Headers) -> Iterator[Receive]:
-        """Wrap `receive` to count and time the body. The received bytes hold permits until the context ends.
+    def take(self, received: int, size: int) -> None:
+        """Take permits for the next bytes of a body; raise RequestTooLarge, or Overloaded without enough permits."""
+        if received + size > self._max_bytes:
+            raise self._too_large()
+        if size > self._permits:
+            raise Overloaded("The server is receiving too many request bodies; try again in a moment.")
+        self._permits -= size
 
-        The wrapper raises RequestTooLarge, RequestTooSlow, or Overloaded if all bodies together exceed the permits.
-        """
-        total, complete = 0, False
-        deadline: float | None = None
-        expected = _length(headers)
+    def give_back(self, size: int) -> None:
+        """Return the permits of a body."""
+        self._permits += size
 
-        async def counted() -> Message:
-            nonlocal total, complete, deadline
-            if complete:  # the next message is the disconnect, which may come at any time
-                return await receive()
-            if max(expected, total) > LARGE:
-                await self._take_turn()
-            now = asyncio.get_running_loop().time()
-            deadline = deadline or now + self._total_s
-            if now > deadline:  # a timeout ends only a `receive` that waits; a part may be here whenever it is called
-                raise self._too_slow()
-            try:
-                async with asyncio.timeout(min(self._idle_s, deadline - now)):  # `wait_for` would start a task
-                    message = await receive()
-            except TimeoutError as error:
-                raise self._too_slow() from error
-            size = len(message.get("body", b""))
-            if total + size > self._max_bytes:
-                raise self._too_large()
-            if size > self._permits:
-                raise Overloaded("The server is receiving too many request bodies; try again in a moment.")
-            self._permits -= size
-            total += size
-            complete = not message.get("more_body", False)
-            return message
-
-        try:
-            yield counted
-        finally:
-            self._permits += total
-
-    async def _take_turn(self) -> None:
+    async def take_turn(self) -> None:
         """Wait until this large body may receive its next piece."""
         self._waiting += 1
         try:
@@ -436,9 +421,10 @@ class BodyLimits:
         finally:
             self._waiting -= 1
 
-    def _too_slow(self) -> RequestTooSlow:
+    def too_slow(self) -> RequestTooSlow:
+        """Return the error of a body that does not arrive in time."""
         return RequestTooSlow(
-            f"The request body did not arrive within {self._total_s:g} s, or paused for {self._idle_s:g} s; "
+            f"The request body did not arrive within {self.total_s:g} s, or paused for {self.idle_s:g} s; "
             "send fewer images at once."
         )
 

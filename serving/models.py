@@ -18,19 +18,19 @@ from typing import cast
 
 import numpy as np
 from anyio import CapacityLimiter, to_thread
-from fastapi import Request
 
 from nnclr_hub.encoder.encoder import Encoder
 from nnclr_hub.encoder.loader import load_encoder
 from nnclr_hub.errors import ImageError, StoreError
 from nnclr_hub.hub.registry import MODELS, default_model
+from nnclr_hub.hub.sources import recorded_source, split_reading
 from nnclr_hub.images.pool import DecodingLimits, decoding_processes
 from nnclr_hub.store.base import Collection, Item
 from nnclr_hub.workbench import AddRequest, NewImage, Workbench
 from nnclr_hub.workbench.ingestion import read_image, with_vector
 
 from .engine import Engine
-from .limits import loading, shutting_down, while_connected
+from .limits import dropped_if_disconnected, loading, shutting_down
 from .settings import Settings
 from .telemetry import Metrics, note_change
 
@@ -77,9 +77,13 @@ class Engines:
 
         Raises:
             ModelError: the encoder is unavailable. The next caller tries again.
+            ModelFilesMissing: the source, which may come from a stored job, is a file of Python that the server was not
+                started with.
             NotReady: the server is shutting down.
         """
         source = source or self.default
+        if split_reading(source)[0] != split_reading(self.default)[0]:
+            recorded_source(source, "this job")
         with self._lock:
             if source in self._engines:
                 return self._engines[source]
@@ -178,7 +182,7 @@ class Ingest:
         self._decoders = CapacityLimiter(threads)
         self.writers = CapacityLimiter(WRITERS)
 
-    async def add(self, request: Request, bench: Workbench, name: str, images: AddRequest) -> list[ImageError | None]:
+    async def add(self, bench: Workbench, name: str, images: AddRequest) -> list[ImageError | None]:
         """Add images as `Workbench.add_images` does; stop before the write if the client disconnects.
 
         Raises:
@@ -186,7 +190,8 @@ class Ingest:
             ClientDisconnect: the client has disconnected.
         """
         collection, model = await to_thread.run_sync(_target, bench, name, limiter=self.writers)
-        items = await while_connected(request, self._embed(images.images, model))
+        with dropped_if_disconnected():
+            items = await self._embed(images.images, model)
 
         def add() -> list[ImageError | None]:
             errors = bench.add_images(name, images, embedded=(collection, items))

@@ -20,7 +20,7 @@ from prometheus_client import Gauge
 from nnclr_hub.cores import usable_cores
 from nnclr_hub.encoder.embedder import ImageLike
 from nnclr_hub.encoder.encoder import Encoder
-from nnclr_hub.errors import DeadlineExceeded, ImageError, NNCLRHubError, NotReady, ServiceError
+from nnclr_hub.errors import ImageError, NNCLRHubError, NotReady, ServiceError
 from nnclr_hub.images.pool import LIGHT, TOGETHER, attempt_each
 from nnclr_hub.workbench.privacy import public_name
 
@@ -54,45 +54,36 @@ class Request:
     """The images of one caller and their one answer.
 
     Each image leaves its request exactly once, with a result or without. When the last one leaves, the permits go back
-    and the answer is set. A request that failed, expired or was cancelled is over at once. Its images then leave at
-    the next stage that looks at them.
+    and the answer is set. A request that failed or was cancelled is over at once: images that wait in a queue leave
+    then, and the others when their thread returns them.
 
     Args:
         images: one or more.
-        deadline: by time.monotonic(); the request expires then.
         task: what to do with the images; None means embed.
-        on_outcome: called with the outcome of each image that leaves: embedded or mapped, broken, failed, expired,
-            cancelled. Must not use the request.
-        on_withdrawn: called once if the request is over before all of its images have left.
+        on_outcome: called with the outcome of each image that leaves: embedded or mapped, broken, failed, cancelled.
+            Must not use the request.
         on_empty: called once when the last image has left.
     """
 
     def __init__(
         self,
         images: Sequence[ImageLike],
-        deadline: float,
         *,
         task: ImageTask | None = None,
         on_outcome: Callable[[str], None] = lambda outcome: None,
-        on_withdrawn: Callable[[Request], None] = lambda request: None,
         on_empty: Callable[[], None] = lambda: None,
     ) -> None:
         self.items = [WorkItem(self, index, image) for index, image in enumerate(images)]
-        self.deadline, self.task = deadline, task
+        self.task = task
         self.answer: Future[list[Result]] = Future()
         self.over = False
         # by stage: decode is the sum over images, queue the longest wait, forward the sum over batches
         self.seconds: dict[str, float] = {"decode": 0.0, "queue": 0.0, "forward": 0.0}
         self._outcome_of_rest = "failed"  # how images end that leave after the request is over
-        self._on_outcome, self._on_withdrawn, self._on_empty = on_outcome, on_withdrawn, on_empty
+        self._on_outcome, self._on_empty = on_outcome, on_empty
         self._lock = threading.Lock()
         self._inside = set(range(len(images)))
         self._results: list[Result | None] = [None] * len(images)
-
-    @property
-    def remaining(self) -> float:
-        """Seconds until the deadline, at least 0."""
-        return max(0.0, self.deadline - time.monotonic())
 
     def add_seconds(self, stage: str, seconds: float) -> None:
         """Record time that the request spent in a stage."""
@@ -100,29 +91,35 @@ class Request:
             known = self.seconds[stage]
             self.seconds[stage] = max(known, seconds) if stage == "queue" else known + seconds
 
-    def fail(self, error: NNCLRHubError, outcome: str = "failed") -> None:
+    def fail(self, error: NNCLRHubError) -> None:
         """Answer with an error, unless the request is over already."""
-        if self._end(outcome):
-            if self.answer.set_running_or_notify_cancel():
-                self.answer.set_exception(error)
-            self._on_withdrawn(self)
-
-    def expire(self) -> None:
-        """Fail because the deadline has passed."""
-        text = "The request did not finish by its deadline; try again later, or send fewer images."
-        self.fail(DeadlineExceeded(text), "expired")
+        if self._end("failed") and self.answer.set_running_or_notify_cancel():
+            self.answer.set_exception(error)
 
     def cancel(self) -> None:
         """Drop the images that have not started, if the request is not over: nobody waits for its answer."""
-        if self.answer.cancel() and self._end("cancelled"):
-            self._on_withdrawn(self)
+        if self.answer.cancel():
+            self._end("cancelled")
 
     def _end(self, outcome_of_rest: str) -> bool:
         with self._lock:
             if self.over:
                 return False
             self.over, self._outcome_of_rest = True, outcome_of_rest
-            return True
+            waiting = [item for item in self.items if not item.is_held]
+        for item in waiting:
+            item.image = item.prepared = None  # its queue still has the item
+            item.leave()
+        return True
+
+    def hold(self, item: WorkItem, hold: bool) -> bool:
+        """Set whether a thread works on an image; return False if it has left, because the request is over."""
+        with self._lock:
+            item.is_held = hold
+            if not self.over:
+                return True
+        item.leave()
+        return False
 
     def leave(self, index: int, result: Result | None = None) -> None:
         """Let one image leave with its result, or without one if the request is over."""
@@ -153,6 +150,7 @@ class WorkItem:
 
     image: as it was given; None once decoded.
     prepared: (S, S, 3) uint8 crop, or what the task's `prepare` returned; None until decoded.
+    is_held: whether a thread works on it, and not a queue has it.
     queued_at: when it entered its present queue, by time.monotonic().
     """
 
@@ -160,16 +158,12 @@ class WorkItem:
     index: int
     image: ImageLike | None
     prepared: Any = None
+    is_held: bool = False
     queued_at: float = 0.0
 
     def is_wanted(self) -> bool:
-        """Return whether to continue with the image. If not, it has left its request."""
-        if time.monotonic() >= self.request.deadline:
-            self.request.expire()
-        if self.request.over:
-            self.leave()
-            return False
-        return True
+        """Return whether a thread may work on the image, and hold it. If not, it has left its request."""
+        return self.request.hold(self, True)
 
     def leave(self, result: Any = None) -> None:
         self.request.leave(self.index, result)
@@ -195,7 +189,7 @@ def size_of(image: ImageLike) -> int:
 
 
 class BatchQueue:
-    """Images that wait for a thread, first come first served. A request can be withdrawn from it.
+    """Images that wait for a thread, first come first served. Those of a request that is over are skipped.
 
     Args:
         length: gauge that follows the number of items.
@@ -215,6 +209,7 @@ class BatchQueue:
 
     def put(self, items: Sequence[WorkItem]) -> None:
         """Add items together; if the queue is closed, fail them."""
+        items = [item for item in items if item.request.hold(item, False)]
         now = time.monotonic()
         with self._changed:
             if not self._closed:
@@ -292,16 +287,6 @@ class BatchQueue:
         self._length.dec(len(batch))
         return batch
 
-    def withdraw(self, request: Request) -> None:
-        """Let the items of a request that is over leave at once, so that its permits come back."""
-        with self._changed:
-            found = [item for item in self._items if item.request is request]
-            if found:
-                self._items = deque(item for item in self._items if item.request is not request)
-                self._length.dec(len(found))
-        for item in found:
-            item.leave()
-
     def close(self) -> None:
         """Refuse new items, and fail those that wait. Callers of `take` get an empty list."""
         with self._changed:
@@ -364,7 +349,7 @@ class DecodeWorkers:
                 for item in items:
                     if item.request.task is not None:
                         self._decode([item], partial(attempt_each, item.request.task.prepare))
-                self._pass_on([item for item in items if item.prepared is not None])
+                self._decoded.put([item for item in items if item.prepared is not None])
             except BaseException as error:  # the thread must survive everything
                 log.exception("decoding failed")
                 for item in items:
@@ -396,13 +381,6 @@ class DecodeWorkers:
                 case _:
                     item.prepared = result
                     item.image = None  # frees the memory: the crop is all that is needed from here on
-
-    def _pass_on(self, items: Sequence[WorkItem]) -> None:
-        self._decoded.put(items)
-        for request in {item.request for item in items if item.request.over}:
-            # The request was withdrawn while its items were in no queue, so the withdrawal missed them. Remove them
-            # now: a busy device may take long to get to them, and they hold their permits until then.
-            self._decoded.withdraw(request)
 
 
 class Worker(threading.Thread):

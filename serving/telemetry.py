@@ -177,7 +177,7 @@ class Metrics:
         )
         self.stage_seconds = histogram("nnclr_stage_seconds", "Time in one stage of the work.", ("stage",))
         self.refused = counter("nnclr_refused", "Requests that were refused.", ("reason",))
-        outcomes = "embedded, mapped, broken, failed, expired, cancelled"
+        outcomes = "embedded, mapped, broken, failed, cancelled"
         self.images = counter("nnclr_images", f"Images by outcome: {outcomes}.", ("model", "outcome"))
         self.images_in_work = gauge("nnclr_images_in_work", "Images in progress.")
         self.bytes_in_work = gauge("nnclr_bytes_in_work", "Bytes of the images in progress.")

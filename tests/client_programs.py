@@ -11,13 +11,6 @@ show = lambda first, rows: print(json.dumps([list(first), *map(list, rows)]))
 """
 
 PYTHON = {
-    "openai": """
-from openai import OpenAI
-client = OpenAI(base_url=url + "/v1", api_key="none")
-model = client.models.list().data[0].id
-embed = lambda images: [row.embedding for row in client.embeddings.create(model=model, input=images).data]
-show(embed(texts[0])[0], embed(texts))
-""",
     "langchain_openai": """
 from langchain_openai import OpenAIEmbeddings
 client = OpenAIEmbeddings(model="default", base_url=url + "/v1", api_key="none", check_embedding_ctx_length=False)

@@ -53,7 +53,7 @@ class Work:
                 while not self.steps.acquire(timeout=0.01):
                     context.raise_if_cancelled()
         except Cancelled:
-            self.clean(request.name)
+            self.cleaned.append(request.name)
             raise
 
         def times(records: Any) -> int:
@@ -67,12 +67,8 @@ class Work:
         context.at_end(lambda records: records.put(Record("made", request.name, {"times": 1 + times(records)})))
         return {"made": request.name}
 
-    def clean(self, name: str) -> None:
-        self.cleaned.append(name)
-
     def let(self, steps: int) -> None:
-        for _ in range(steps):
-            self.steps.release()
+        self.steps.release(steps)
 
 
 class World:
@@ -106,12 +102,12 @@ class World:
 
 def until(jobs: Jobs, id: str, *states: str):
     """Return the job as it is once it reaches one of the states."""
-    seen = []
+    found = []
 
     def reached() -> bool:
-        seen[:] = [job] = [jobs.get(id)]
+        found.append(job := jobs.get(id))
         # a running job has a total once its work has started
         return job.state in states and (job.state != "running" or bool(job.total))
 
     waiting.until(reached)
-    return seen[0]
+    return found[-1]

@@ -1,4 +1,4 @@
-"""Measures what one request costs a server process, from outside: CPU, bytes, memory, and the wait of other requests.
+"""Measures what one request costs a server process, from outside: CPU, bytes, memory, and turns of the event loop.
 
 cost = Meter(server.url, server.pid).cost(Request("GET", "/api/v1/collections"))
 """
@@ -33,7 +33,6 @@ class Cost:
     answer: bytes.
     turn_s: most CPU seconds of the event loop's thread during one request for /healthz: how long a turn of the loop
         takes, however busy the machine is.
-    delay_s: longest wait of /healthz until then, by the clock.
     memory: bytes by which the peak of the resident memory grew.
     """
 
@@ -41,7 +40,6 @@ class Cost:
     cpu_s: float
     answer: int
     turn_s: float
-    delay_s: float
     memory: int
 
 
@@ -78,7 +76,7 @@ class Meter:
             status, size = self._send(request, body)
             self._wait_until_idle()
         memory = max(0, self._memory("VmHWM") - memory)
-        return Cost(status, self._cpu() - cpu, size, *map(max, zip(*turns, strict=True)), memory)
+        return Cost(status, self._cpu() - cpu, size, max(turns), memory)
 
     def _send(self, request: Request, body: bytes) -> tuple[int, int]:
         """Return the status, and the bytes of the answer without its head."""
@@ -98,22 +96,22 @@ class Meter:
         return int(answered.split(b" ", 2)[1]) if answered else 0, size - len(answered) - 4
 
     @contextmanager
-    def polled(self) -> Iterator[list[tuple[float, float]]]:
-        """Request /healthz all the time in a thread; yield the CPU seconds of the loop and the seconds of each answer.
+    def polled(self) -> Iterator[list[float]]:
+        """Request /healthz all the time in a thread; yield the CPU seconds of the loop until each answer.
 
         A turn that began before the request was sent counts as well, because the CPU time is read after an answer.
         """
-        turns, stopping = [(0.0, 0.0)], threading.Event()
+        turns, stopping = [0.0], threading.Event()
 
         def poll() -> None:
             connection = HTTPConnection(*self._address, timeout=PATIENCE_S)
             cpu = self._loop_cpu()
             while not stopping.wait(POLL_S):
-                begun, before = time.perf_counter(), cpu
+                before = cpu
                 connection.request("GET", "/healthz")
                 ok = connection.getresponse().read() == b'{"status":"ok"}'
                 cpu = self._loop_cpu()
-                turns.append((cpu - before, time.perf_counter() - begun) if ok else (PATIENCE_S, PATIENCE_S))
+                turns.append(cpu - before if ok else PATIENCE_S)
             connection.close()
 
         thread = threading.Thread(target=poll)

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import httpx
+from waiting import free_port, until_served
 
 ROOT = Path(__file__).parents[1]
 START_S = 180.0
@@ -66,18 +64,7 @@ class ServerProcess:
             self._process = subprocess.Popen(
                 self._command, cwd=ROOT, env=self._environment, stdout=out, stderr=subprocess.STDOUT
             )
-        end = time.monotonic() + START_S
-        with httpx.Client(timeout=5) as client:  # one: each loads the certificates of all authorities
-            while time.monotonic() < end:
-                if self._process.poll() is not None:
-                    raise RuntimeError(f"the server ended with {self._process.returncode}: {self.log.read_text()}")
-                try:
-                    if client.get(f"{self.url}/readyz").status_code == 200:
-                        return
-                except httpx.TransportError:
-                    pass  # it does not listen yet
-                time.sleep(0.05)
-        raise RuntimeError(f"the server is not ready after {START_S:.0f} s: {self.log.read_text()}")
+        until_served(f"{self.url}/readyz", self._process, self.log, START_S)
 
     def kill(self) -> None:
         """Kill the server, as a crash would."""
@@ -98,9 +85,3 @@ class ServerProcess:
     def __exit__(self, *exception: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

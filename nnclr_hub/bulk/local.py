@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.bulk.atomic_file import sweep
 from nnclr_hub.bulk.plan import SHARD_SIZE, Places, ShardPlan, check_form
 from nnclr_hub.bulk.shards import Shard, Shards, find_shard, write_shard
@@ -57,8 +58,9 @@ class Embedded:
     missing: int
 
 
+@checked
 def embed_shards(
-    folder: Path,
+    folder: str | Path,
     given: Sequence[str | Path],
     encoder: Streams,
     *,
@@ -85,6 +87,7 @@ def embed_shards(
         NoImages: there are no images.
         DiskFull: a shard does not fit.
     """
+    folder = Path(folder)
     check_form(precision, shard_size, part)
     places = Places.of(given, tiling, getattr(encoder, "reading", PLAIN))
     plan = ShardPlan.begin(folder, encoder, places, precision=precision, shard_size=shard_size)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.bulk.local import Embedded, fill, shards_to_make, summarize
 from nnclr_hub.bulk.plan import SHARD_SIZE, Places, ShardPlan
 from nnclr_hub.errors import BY_CODE, InvalidRequest, MissingDependency, NNCLRHubError
@@ -69,8 +70,9 @@ class ShardWorker:
         return {"done": np.array([done]), "error": np.array([error[0]]), "message": np.array([error[1]])}
 
 
+@checked
 def embed_shards_by_ray(
-    folder: Path,
+    folder: str | Path,
     given: Sequence[str | Path],
     encoder: Encoder,
     *,
@@ -94,7 +96,7 @@ def embed_shards_by_ray(
         NNCLRHubError: an error of `embed_shards` on a worker, or the cluster does not answer.
     """
     places = Places.of([one if is_address(str(one)) else Path(one).absolute() for one in given])
-    folder = folder.resolve()
+    folder = Path(folder).resolve()
     plan = ShardPlan.begin(folder, encoder, places, precision=precision, shard_size=shard_size)
     wanted = shards_to_make(folder, plan, range(plan.shards))
     model = str(Path(encoder.name).resolve()) if Path(encoder.name).exists() else encoder.name

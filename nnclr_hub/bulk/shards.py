@@ -24,6 +24,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.bulk.atomic_file import written_whole
 from nnclr_hub.bulk.plan import PRECISIONS, ShardPlan
 from nnclr_hub.errors import InvalidRequest
@@ -107,7 +108,7 @@ class Shards:
         InvalidRequest: it is not a folder of shards.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.plan = ShardPlan.read(self.folder)
 
@@ -132,7 +133,8 @@ class Shards:
             )
 
 
-def open_shards(folder: Path) -> Shards:
+@checked
+def open_shards(folder: str | Path) -> Shards:
     """Open the shards of a bulk run; raise InvalidRequest if the folder does not contain shards."""
     return Shards(folder)
 

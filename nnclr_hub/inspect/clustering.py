@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.inspect.neighbors import checked
+from nnclr_hub.inspect.neighbors import unit_rows
 from nnclr_hub.store.vector_transform import VectorTransform, unit_length
 
 CANDIDATES = (4, 6, 8, 12, 16, 24, 32)
@@ -38,6 +39,7 @@ class Clusters:
     share: np.ndarray
 
 
+@checked
 def clusters(vectors: np.ndarray, count: int | None = None) -> Clusters:
     """Divide the rows into clusters.
 
@@ -48,7 +50,7 @@ def clusters(vectors: np.ndarray, count: int | None = None) -> Clusters:
     Raises:
         InvalidRequest: fewer than two vectors, NaN or infinity, or a count out of range.
     """
-    rows = checked(vectors)
+    rows = unit_rows(vectors)
     rows = np.ascontiguousarray(VectorTransform.fit(rows, "center")(rows))
     if count is not None and not 1 <= count <= len(rows):
         raise InvalidRequest(f"count must be between 1 and {len(rows)}, got {count}.")

@@ -20,9 +20,10 @@ from functools import partial
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE, Progress, aligned_correlation
-from nnclr_hub.inspect.neighbors import chance_level, checked, nearest
+from nnclr_hub.inspect.neighbors import chance_level, nearest, unit_rows
 from nnclr_hub.store.percentiles import ALIKE, EQUAL, SAMPLE, distinct_rows, random_pairs
 from nnclr_hub.store.vector_transform import Kind, VectorTransform
 
@@ -64,6 +65,7 @@ def equal_values(ids: Sequence[str], values: Sequence[Hashable | None]) -> list[
     return sorted((tuple(sorted(one)) for one in groups.values() if len(one) > 1), key=lambda one: (-len(one), one))
 
 
+@checked
 def near_duplicates(
     vectors: np.ndarray,
     small: np.ndarray | None = None,
@@ -87,7 +89,7 @@ def near_duplicates(
         InvalidRequest: fewer than two vectors, NaN or infinity, small images of another shape, or a threshold outside
             [-1, 1].
     """
-    rows = checked(vectors)
+    rows = unit_rows(vectors)
     if small is not None and np.shape(small) != (len(rows), SIDE, SIDE):
         raise InvalidRequest(f"small must have shape ({len(rows)}, {SIDE}, {SIDE}), got {np.shape(small)}.")
     if color is not None and np.shape(color) != (shape := (len(rows), COLOR_SIDE, COLOR_SIDE, 2)):

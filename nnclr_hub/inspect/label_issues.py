@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
 
 TEMPERATURES = np.geomspace(0.4, 2.5, 19)
@@ -44,6 +45,7 @@ class Suspects:
         return np.argsort(-self.score, kind="stable")
 
 
+@checked
 def suspect_labels(probabilities: np.ndarray, labels: np.ndarray) -> Suspects:
     """Score the labels of N rows.
 
@@ -110,6 +112,7 @@ class Overlap:
     confused: int
 
 
+@checked
 def class_overlap(predicted: np.ndarray, labels: np.ndarray, most: int = 50) -> list[Overlap]:
     """Return the pairs of classes with confusions, the largest share first.
 

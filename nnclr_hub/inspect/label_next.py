@@ -11,8 +11,9 @@ import heapq
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.inspect.neighbors import checked
+from nnclr_hub.inspect.neighbors import unit_rows
 from nnclr_hub.store.vector_transform import unit_length
 
 COMPONENTS = 64  # principal components of the vectors; the others are mostly noise
@@ -22,6 +23,7 @@ CHUNK = 1000  # rows at a time
 SEED = 0
 
 
+@checked
 def what_to_label_next(
     vectors: np.ndarray,
     count: int,
@@ -42,7 +44,7 @@ def what_to_label_next(
     Raises:
         InvalidRequest: a count out of range.
     """
-    rows = checked(vectors)
+    rows = unit_rows(vectors)
     labeled = np.zeros(len(rows), bool) if labeled is None else np.asarray(labeled, bool)
     free = np.flatnonzero(~labeled)
     if not 1 <= count <= len(free):

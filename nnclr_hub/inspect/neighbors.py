@@ -7,20 +7,20 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.metrics import require_finite
+from nnclr_hub.probe.linear_probe import feature_matrix
 from nnclr_hub.store.vector_transform import unit_length
 
 EXACT = 20_000  # vectors that are compared all with all; more go through an inverted file
 PROBED = 32  # lists of the inverted file that each query reads
 
 
-def checked(vectors: np.ndarray, least: int = 2) -> np.ndarray:
+def unit_rows(vectors: np.ndarray, least: int = 2) -> np.ndarray:
     """Return unit rows (N, D) float32, contiguous."""
-    rows = np.asarray(vectors)
-    if rows.ndim != 2 or len(rows) < least:
+    rows = feature_matrix(vectors)
+    if len(rows) < least:
         raise InvalidRequest(f"Expected an (N, D) array of at least {least} vectors, got shape {rows.shape}.")
-    require_finite(rows)
     return np.ascontiguousarray(unit_length(rows.astype(np.float32)))
 
 
@@ -83,6 +83,7 @@ K = 50
 SHARE = 20  # k is at most N / SHARE, so that small collections keep several groups
 
 
+@checked
 def outliers(vectors: np.ndarray, k: int | None = None, groups: Iterable[Sequence[int]] = ()) -> np.ndarray:
     """Return (N,) float32, the distance of each row to its k-th nearest neighbor, 0 to 2; high is odd.
 
@@ -99,7 +100,7 @@ def outliers(vectors: np.ndarray, k: int | None = None, groups: Iterable[Sequenc
     Raises:
         InvalidRequest: fewer than two vectors, or NaN or infinity.
     """
-    every = checked(vectors)
+    every = unit_rows(vectors)
     first = np.arange(len(every))
     for group in groups:
         first[list(group)] = group[0]

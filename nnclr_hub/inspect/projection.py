@@ -16,8 +16,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest, MissingDependency
-from nnclr_hub.inspect.neighbors import checked, nearest
+from nnclr_hub.inspect.neighbors import nearest, unit_rows
 from nnclr_hub.store.vector_transform import VectorTransform
 
 Method = Literal["auto", "pca", "tsne"]
@@ -51,7 +52,7 @@ class Map:
         Args:
             vectors: (M, D) float of the same encoder.
         """
-        rows = self._transform(checked(vectors, 1))
+        rows = self._transform(unit_rows(vectors, 1))
         if self.method == "pca":
             return (rows @ self._axes).astype(np.float32)
         import faiss
@@ -62,6 +63,7 @@ class Map:
         return np.median(self.coordinates[places], axis=1).astype(np.float32)
 
 
+@checked
 def project(
     vectors: np.ndarray, method: Method = "auto", *, progress: Callable[[int, int], None] = lambda done, total: None
 ) -> Map:
@@ -78,7 +80,7 @@ def project(
     """
     if method not in get_args(Method):
         raise InvalidRequest(f"method must be one of {', '.join(get_args(Method))}, got {method!r}.")
-    transform = VectorTransform.fit(unit := checked(vectors), "center")
+    transform = VectorTransform.fit(unit := unit_rows(vectors), "center")
     rows = np.ascontiguousarray(transform(unit))
     axes = _principal_axes(rows)
     flat = rows @ axes

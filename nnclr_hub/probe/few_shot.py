@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.probe.metrics import mean_per_class, top_k_accuracy
+from nnclr_hub.probe.linear_probe import feature_matrix, label_array
+from nnclr_hub.probe.metrics import Label, mean_per_class, top_k_accuracy
 
 SHOTS = (1, 2, 5, 10, 20, 50)
 SEEDS = 5
@@ -29,11 +31,12 @@ class Shots:
     mean_per_class: tuple[float, ...]
 
 
+@checked
 def few_shot_curve(
     features: np.ndarray,
-    labels: np.ndarray,
+    labels: Sequence[Label] | np.ndarray,
     test_features: np.ndarray,
-    test_labels: np.ndarray,
+    test_labels: Sequence[Label] | np.ndarray,
     *,
     shots: Sequence[int] = SHOTS,
     seeds: int = SEEDS,
@@ -45,7 +48,7 @@ def few_shot_curve(
 
     Args:
         features: (N, D) float, unit rows.
-        labels: (N,) int64 of at least two classes.
+        labels: (N,) numbers or names of at least two classes.
         test_features, test_labels: (Q, D) and (Q,), used for scoring.
         shots: values of n; those above the size of the largest class are skipped.
         seeds: number of random orders.
@@ -55,7 +58,14 @@ def few_shot_curve(
     """
     from nnclr_hub.probe.linear import fit_linear_probe  # imports torch
 
-    members = {int(one): np.flatnonzero(labels == one) for one in np.unique(labels)}
+    labels, test_labels = label_array(labels), label_array(test_labels)
+    features = feature_matrix(features)
+    if len(features) != len(labels) or len(test_features) != len(test_labels):
+        raise InvalidRequest(
+            f"A few-shot curve needs one label per row, got {len(features)} rows and {len(labels)} labels, and "
+            f"{len(test_features)} and {len(test_labels)} for the test."
+        )
+    members = {one: np.flatnonzero(labels == one) for one in np.unique(labels).tolist()}
     if len(members) < 2:
         raise InvalidRequest(f"A few-shot curve needs at least two classes, got {len(members)}.")
     unknown = np.setdiff1d(test_labels, labels)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -75,6 +76,9 @@ def fit_linear_probe(
         InvalidRequest: lengths that differ, fewer than two classes, NaN or infinity, or held-out labels that the
             training rows lack.
     """
+    labels = labels if isinstance(labels, Sequence) else np.asarray(labels)  # such as a tensor, or a column of pandas
+    if isinstance(labels, np.ndarray) and labels.ndim not in (1, 2):
+        raise InvalidRequest(f"Labels must have the shape (N,), or (N, C) for several per row, got {labels.shape}.")
     x, several = torch.from_numpy(feature_matrix(features)), isinstance(labels, np.ndarray) and labels.ndim == 2
     names = tuple(classes) if classes is not None else _classes(labels)
     if len(labels) != len(x) or len(names) < (1 if several else 2):
@@ -156,6 +160,9 @@ def _classes(labels: Sequence[Label] | np.ndarray) -> tuple[Label, ...]:
     names = labels.tolist() if isinstance(labels, np.ndarray) else labels
     if number := sum(map(is_missing, names)):
         raise InvalidRequest(f"{number} of {len(names)} labels are missing (None, NaN or blank); leave out these rows.")
+    for name in names:
+        if not isinstance(name, str | Real):
+            raise InvalidRequest(f"A label must be a name or a number, got {name!r:.80}.")
     return tuple(sorted(set(names), key=lambda name: (isinstance(name, str), name)))
 
 
@@ -164,7 +171,13 @@ def _targets(labels: Sequence[Label] | np.ndarray, classes: Sequence[Label]) -> 
     if isinstance(labels, np.ndarray) and labels.ndim == 2:
         if labels.shape[1] != len(classes):
             raise InvalidRequest(f"Labels with {labels.shape[1]} columns need as many classes, got {len(classes)}.")
-        return torch.from_numpy(np.ascontiguousarray(labels, np.float32))
+        try:
+            matrix = np.ascontiguousarray(labels, np.float32)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"Labels (N, C) must be zeros and ones; give names as N labels ({error}).") from error
+        if not np.isin(matrix[~np.isnan(matrix)], (0, 1)).all():
+            raise InvalidRequest("Labels (N, C) must be zeros and ones, or NaN where a label is unknown.")
+        return torch.from_numpy(matrix)
     names = labels.tolist() if isinstance(labels, np.ndarray) else labels
     place = {name: i for i, name in enumerate(classes)}
     unknown = sorted({str(name) for name in names if name not in place})

@@ -7,6 +7,7 @@ probe.predict(features).labels
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -260,9 +261,27 @@ class LinearProbe:
 
 def feature_matrix(features: np.ndarray) -> np.ndarray:
     """Return (N, D) float32 or float16, contiguous; not a copy if it already is."""
-    x = np.asarray(features)
-    if x.ndim != 2:
-        raise InvalidRequest(f"Features must be an (N, D) array, got shape {x.shape}.")
-    x = x if x.dtype in (np.float32, np.float16) else x.astype(np.float32)
+    try:
+        x = np.asarray(features)
+        if np.iscomplexobj(x):
+            raise ValueError("they are complex")
+        with np.errstate(over="ignore"):  # numbers above float32 become infinite, and are refused below
+            x = x if x.dtype in (np.float32, np.float16) else x.astype(np.float32)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last one by torch
+        raise InvalidRequest(f"Vectors must be an (N, D) array of numbers ({error}).") from error
+    if x.ndim != 2 or not x.shape[1]:
+        raise InvalidRequest(f"Vectors must be an (N, D) array, got shape {x.shape}.")
     require_finite(x)
     return np.ascontiguousarray(x)
+
+
+def label_array(labels: Sequence[Label] | np.ndarray) -> np.ndarray:
+    """Return the labels of N rows as an array (N,) of numbers or texts."""
+    try:
+        found = np.asarray(labels)
+        found = np.asarray(found.tolist()) if found.dtype == object else found  # such as a column of pandas
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InvalidRequest(f"Labels must be numbers or names, one per row ({error}).") from error
+    if found.ndim != 1 or (found.size and found.dtype.kind not in "biufU"):
+        raise InvalidRequest(f"Labels must be numbers or names, one per row, got {labels!r:.80}.")
+    return found

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.encoder.backbones import backbone_with_weights, default_side, sized, timm_name
 from nnclr_hub.encoder.backends.with_onnx import EMBEDDING, INPUT, ONNXBackend, onnx_bytes, onnx_graph, onnx_session
 from nnclr_hub.encoder.backends.with_torch import Network
@@ -68,9 +69,10 @@ LOWEST_COSINE = 0.9999  # of vectors with torch's, else the export is refused
 PAPER = "With a Little Help from My Friends: Nearest-Neighbor Contrastive Learning of Visual Representations"
 
 
+@checked
 def export_model(
     backbone: nn.Module,
-    folder: Path,
+    folder: str | Path,
     *,
     architecture: str,
     model_args: Mapping[str, Any] | None = None,
@@ -122,9 +124,10 @@ def export_model(
     return _write(Path(folder), config, {WEIGHTS: state, HEADS: _converted(head_state, dtype)}, graph)
 
 
+@checked
 def export_run(
-    run: Path,
-    folder: Path,
+    run: str | Path,
+    folder: str | Path,
     *,
     dtype: str = "fp32",
     provenance: Mapping[str, Any] | None = None,
@@ -330,7 +333,8 @@ class ONNXFile:
     cosine: float | None
 
 
-def export_onnx(source: str | Path, path: Path) -> ONNXFile:
+@checked
+def export_onnx(source: str | Path, path: str | Path) -> ONNXFile:
     """Write an encoder as ONNX: "pixels" (batch, S, S, 3) uint8 -> "embedding" (batch, D) float32 of length 1.
 
     A second output, "features", has the vectors before normalization. An existing file is replaced only after the new

@@ -31,22 +31,14 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import DiskFull, InvalidRequest, NNCLRHubError, StoreCorrupt, StoreError, StoreLocked, StoreTooNew
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.disk import (
-    HINT,
-    PAGE_SIZE,
-    fsync_folder,
-    make_folder,
-    read_id,
-    translated,
-    write_id,
-    written_whole,
-)
+from nnclr_hub.store.disk import fsync_folder, make_folder, read_id, write_id, written_whole
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import schema
 from nnclr_hub.store.folder.catalog import CATALOG
@@ -54,7 +46,7 @@ from nnclr_hub.store.folder.rows import size_of
 from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.folder.verify import damaged_rows
 from nnclr_hub.store.records import RECORDS
-from nnclr_hub.store.sqlite import connect, quick_check
+from nnclr_hub.store.sqlite import HINT, PAGE_SIZE, connect, quick_check, translated
 
 log = logging.getLogger(__name__)
 FORMAT = "nnclr_hub backup, version 4"
@@ -104,6 +96,7 @@ class BackupReport:
 # ------------------------------------------------------------------------------ make a backup
 
 
+@checked
 def back_up(
     store: VectorStore, to: str | Path, keep: int | None = None, *, progress: Progress = lambda done, total: None
 ) -> BackupReport:
@@ -300,12 +293,14 @@ def _prune(place: _Place, keep: int) -> tuple[int, int]:
 # ------------------------------------------------------------------------------ list, verify and restore
 
 
+@checked
 def list_backups(source: str | Path) -> list[Backup]:
     """Return the backups at an address, oldest first; those with a damaged description are left out with a warning."""
     place = _Place(source)
     return list(place.sound(place.ids()))
 
 
+@checked
 def verify_backups(source: str | Path, *, progress: Progress = lambda done, total: None) -> dict[str, str | None]:
     """Read every chunk of the backups back; return for each backup None, or what is wrong with it.
 
@@ -333,6 +328,7 @@ def verify_backups(source: str | Path, *, progress: Progress = lambda done, tota
     return {id: place.with_hint(id, problems[id]) if id in problems else None for id in place.ids() if id in checked}
 
 
+@checked
 def restore(
     source: str | Path,
     folder: str | Path,

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -83,9 +84,10 @@ def require_parquet() -> None:
 # ------------------------------------------------------------------------------ export
 
 
+@checked
 def export_collection(
     collection: Collection,
-    folder: Path,
+    folder: str | Path,
     *,
     thumbnails: bool = True,
     progress: Progress = lambda done, total: None,
@@ -160,10 +162,11 @@ def _sha256(path: Path) -> str:
 # ------------------------------------------------------------------------------ import
 
 
+@checked
 def import_collection(
     store: VectorStore,
     name: str,
-    folder: Path,
+    folder: str | Path,
     *,
     into: bool = False,
     checking: Progress = lambda done, total: None,

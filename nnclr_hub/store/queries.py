@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest, ItemNotFound
 from nnclr_hub.store.base import Collection
 from nnclr_hub.store.checks import MAX_K, check_vectors, check_whole
@@ -25,6 +26,7 @@ AT_ONCE = MAX_K  # matches of one search of a group
 MAX_INTEGER = 2**63  # filters take smaller integers only
 
 
+@checked
 def search_like(
     collection: Collection,
     positive: Sequence[str | np.ndarray],
@@ -64,6 +66,7 @@ def search_like(
     return [match for match in matches if match.id not in known][:k]
 
 
+@checked
 def best_per_group(
     collection: Collection, vector: np.ndarray, key: str, k: int = 10, options: SearchOptions = DEFAULTS
 ) -> list[Match]:

@@ -81,7 +81,8 @@ class CollectionSpec:
             raise InvalidRequest(
                 f"vectors={self.vectors!r} allows at most {MAX_WHITENED} numbers, got {self.dim}; use 'center'."
             )
-        if not isinstance(self.indexed, list | tuple | set | frozenset) or len(self.indexed) > MAX_INDEXED:
+        is_list = isinstance(self.indexed, list | tuple | set | frozenset)
+        if not is_list or len(self.indexed) > MAX_INDEXED or not all(isinstance(key, str) for key in self.indexed):
             raise InvalidRequest(
                 f"indexed must be a list of at most {MAX_INDEXED} metadata keys, got {self.indexed!r:.80}."
             )
@@ -90,6 +91,10 @@ class CollectionSpec:
     @classmethod
     def of(cls, embedder: Embeds) -> Self:
         """Return the specification for an embedder's vectors, which are compared as the store does best."""
+        if not all(hasattr(embedder, name) for name in ("embed_dim", "fingerprint", "name")):
+            raise InvalidRequest(
+                f"CollectionSpec.of takes an encoder, got {embedder!r:.80}; for other vectors, use CollectionSpec(DIM)."
+            )
         return cls(embedder.embed_dim, fingerprint=embedder.fingerprint, model=embedder.name, vectors=AUTO)
 
     def decided(self, *, transforms: bool) -> Self:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.inspect.duplicates import chance_threshold, link_pairs
 from nnclr_hub.plural import counted
@@ -79,6 +80,7 @@ def find_duplicates(bench: Bench, request: DuplicatesRequest, context: TaskConte
     return {"collection": collection.name, "found": len(groups), "surplus": surplus, "groups": shown}
 
 
+@checked
 def exact_duplicates(collection: Collection, progress: Progress = lambda done, total: None) -> Groups:
     """Return groups of at least two items whose images have the same pixels, whatever their files are."""
     groups: dict[str, list[str]] = {}
@@ -90,6 +92,7 @@ def exact_duplicates(collection: Collection, progress: Progress = lambda done, t
     return _largest_first(groups.values())
 
 
+@checked
 def near_duplicates(
     collection: Collection,
     threshold: float | None = None,

@@ -27,7 +27,6 @@ from nnclr_hub.images.decode import MAX_PIXELS
 from ..access import READ
 from ..answers import JSON, NPY, PNG, PartsResponse, array_response, encoded, wanted
 from ..engine import Engine
-from ..limits import current_budget, while_connected
 from ..problems import UNREADABLE
 from ..request_bodies import check_count, decode_text, fetch_each, in_thread_if_large, is_form, read_form, read_json
 from ..telemetry import measured
@@ -128,7 +127,7 @@ async def attention(request: Request, here: Here) -> Response:
     settings = _settings_of(options, here.settings.attention_side)
     model = await run_in_threadpool(_model, here, options)
 
-    def render(maps: list[AttentionMap], heads: int | None) -> Response:
+    def render(maps: list[AttentionMap]) -> Response:
         with measured("render"):
             if kind == PNG:
                 return Response(maps[0].png(options.opacity), media_type=PNG, headers={"Vary": "Accept"})
@@ -137,19 +136,14 @@ async def attention(request: Request, here: Here) -> Response:
             _check_pixels(maps, options)
             content = {
                 "model": name_of(here.engines, model),
-                "heads": heads,
+                "heads": model.encoder.heads,
                 "maps": [_entry(m, options) for m in maps],
             }
             return PartsResponse([encoded(content)], {"Vary": "Accept"})
 
-    async def answer() -> Response:
-        heads = await model.load_attention_async()
-        async with here.attention_slots:
-            left = max(current_budget().left, 0.001)
-            maps = await model.attention_maps_async(settings, image, targets, deadline_s=left)
-            return await run_in_threadpool(render, maps, heads)  # rendering a large image takes seconds
-
-    return await while_connected(request, answer())
+    async with here.attention_slots:
+        maps = await model.attention_maps_async(settings, image, targets)
+        return await run_in_threadpool(render, maps)  # rendering a large image takes seconds
 
 
 async def _read(request: Request, here: Parts) -> tuple[AttentionOptions, bytes, list[bytes]]:

@@ -22,7 +22,6 @@ from nnclr_hub.workbench.payload import encode_vector
 from ..access import READ
 from ..answers import BYTES, JSON, NPY, NUMBER_BYTES, DType, PartsResponse, array_response, encoded, wanted
 from ..engine import Engine
-from ..limits import while_connected
 from ..models import Engines
 from ..problems import UNREADABLE, InvalidInput, outcomes
 from ..request_bodies import (
@@ -88,7 +87,7 @@ async def embed(
     here: Parts = request.app.state
     images, name = await _read(request, here)
     model = await here.engines.get_async(served_source(here.engines, name))
-    results = await while_connected(request, model.embed_each_async([image.data for image in images]))
+    results = await model.embed_each_async([image.data for image in images])
     kind = wanted(request, NPY, BYTES)
     entries = outcomes(
         results,
@@ -273,7 +272,7 @@ async def _embed_listed(
     size = sum(map(len, texts))
     images = await in_thread_if_large(size, lambda: [decode(index, text) for index, text in enumerate(texts)])
     vectors: list[np.ndarray] = []
-    for index, result in enumerate(await while_connected(request, model.embed_each_async(images))):
+    for index, result in enumerate(await model.embed_each_async(images)):
         if isinstance(result, ImageError):
             raise InvalidInput(f"{field}[{index}]", result)
         vectors.append(result)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, Literal, Self, cast
 
 import numpy as np
+from anyio import to_thread
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from pydantic import ConfigDict, Field, FiniteFloat, model_validator
@@ -31,7 +32,6 @@ from nnclr_hub.workbench.probes import (
 from ..access import READ, WRITE
 from ..answers import PartsResponse, encoded
 from ..engine import Engine
-from ..limits import in_thread_while_connected, while_connected
 from ..problems import UNREADABLE, outcomes
 from ..request_bodies import UploadedImage, decode_each, is_form, parse, read_form, read_json
 from .jobs import Label
@@ -217,7 +217,7 @@ async def predict(name: str, request: Request, here: Here) -> Response:
     embedded: list[np.ndarray | ImageError] = []
     if images:
         model = cast(Engine, await run_in_threadpool(here.workbench.embedder_of_probe, name))
-        embedded = await while_connected(request, model.embed_each_async([one.data for one in images]))
+        embedded = await model.embed_each_async([one.data for one in images])
 
     def labeled() -> Response:
         answer = here.answers.open()
@@ -227,7 +227,7 @@ async def predict(name: str, request: Request, here: Here) -> Response:
         entries = outcomes(results, about, _prediction, "predictions failed")
         return PartsResponse([b'{"probe":', encoded(name), b',"results":', *answer.list(entries), b"}"])
 
-    return await in_thread_while_connected(request, labeled, here.search_threads)
+    return await to_thread.run_sync(labeled, limiter=here.search_threads)
 
 
 async def _read(request: Request, here: Parts) -> tuple[PredictRequest, list[UploadedImage]]:

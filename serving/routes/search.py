@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, cast
 
+from anyio import to_thread
 from fastapi import Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -28,7 +29,6 @@ from nnclr_hub.workbench.search_query import attempt, resolve_each, run_in_turn
 from ..access import READ
 from ..answers import PartsResponse, encoded, public_metadata
 from ..engine import Engine
-from ..limits import in_thread_while_connected, while_connected
 from ..problems import UNREADABLE
 from ..request_bodies import check_count, decode_text, fetch_each, is_form, read_form, read_json
 from ..telemetry import measured
@@ -157,7 +157,6 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
 
     Raises:
         CollectionNotFound, FingerprintMismatch, RequestTooLarge, Overloaded, NotReady, DeadlineExceeded.
-        ClientDisconnect: the client has disconnected.
     """
     here: Parts = request.app.state  # a dependency takes as long as parsing a small request
     examples = [one for query in queries for one in (*(query.positive or (query,)), *query.negative)]
@@ -168,8 +167,8 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
     has_boxes = any(one.box is not None for one in images)
 
     async def embed_and_run(model: Engine) -> _Found | None:
-        vectors = await while_connected(request, model.embed_each_async(search.all_images))
-        return await in_thread_while_connected(request, partial(search.run, vectors, model), here.search_threads)
+        vectors = await model.embed_each_async(search.all_images)
+        return await to_thread.run_sync(search.run, vectors, model, limiter=here.search_threads)
 
     # The model that the collection was bound to at its last search embeds the images. `run` finds out whether it still
     # is, so no thread has to look before.
@@ -185,7 +184,7 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
 
     # to cut out a box, the image is decoded here: up to 120 MB each, so few at once
     threads = here.box_threads if has_boxes else here.search_threads
-    prepared = await in_thread_while_connected(request, prepare, threads)
+    prepared = await to_thread.run_sync(prepare, limiter=threads)
     if not isinstance(prepared, Engine):
         return prepared
     if len(here.search_models) >= MAX_MODELS:

@@ -11,6 +11,10 @@ from commands import in_another_process
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
 
+WORDS_ON_A_STORE = (
+    *("list", "verify", "repair x", "drop x --yes", "reembed x --model m"),
+    *("import empty", "import empty --collection x", "import none --collection x"),
+)
 DEEP = "[" * 50_000 + "]" * 50_000
 WITHOUT_TORCH = """
 class Refusing:
@@ -110,6 +114,7 @@ def test_invalid_calls_are_refused_without_importing_torch(photos, image_files, 
         [*demo, "nowhere"],
         [*demo, "empty"],
         [*demo, str(photos), "--model", "nnclr_vit_bas"],
+        *(["store", *words.split(), "--store", "nowhere"] for words in WORDS_ON_A_STORE),
         ["store", "create", "a/b", "--store", "new", "--dim", "4"],
         ["store", "create", "d", "--store", "new", "--dim", "0"],
         ["store", "create", "d", "--store", "new", "--dim", "4", "--model", "random:test_resnet"],

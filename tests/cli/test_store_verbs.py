@@ -216,24 +216,6 @@ def test_duplicates_are_listed_by_path(nnclr, store):
     with open_store(str(store)) as opened:
         opened.get("photos").upsert([replace(items[0], metadata={**items[0].metadata, "root": "/others"})])
     assert "3 alike:\n  /others/0.jpg\n  /images/1.jpg\n" in nnclr("duplicates", "photos")[1]
-    assert "score" in error_line(nnclr("duplicates", "photos", "--near", 7), 2)
-    assert "--near" in error_line(nnclr("duplicates", "photos", "--exact"), 2)
-
-
-def test_invalid_calls_are_explained_and_create_nothing(nnclr, tmp_path):
-    nowhere = tmp_path / "nowhere"
-    for call in (("list",), ("verify",), ("repair", "x"), ("drop", "x", "--yes"), ("reembed", "x", "--model", "m")):
-        assert "not a store" in error_line(nnclr(*call, "--store", nowhere), 2)
-    for call in (
-        ("import", tmp_path),
-        ("import", tmp_path, "--collection", "x"),
-        ("import", nowhere, "--collection", "x"),
-    ):
-        error_line(nnclr(*call, "--store", nowhere), 2)
-    assert not nowhere.exists()
-    for call in (("verify", "x"), ("repair", "x"), ("drop", "x"), ("alias", "a", "x"), ("export", "x", nowhere)):
-        assert "existing" in error_line(nnclr(*call), 1), call
-    assert not nowhere.exists()
 
 
 def test_backups_are_listed_verified_and_restored(nnclr, store, tmp_path):

@@ -11,11 +11,9 @@ from commands import nnclr
 
 from nnclr_hub import Client, ImageError, Item, LinearProbe
 from nnclr_hub.errors import (
-    CollectionNotFound,
     DeadlineExceeded,
     InspectionNotFound,
     InvalidRequest,
-    JobNotFound,
     NNCLRHubError,
     ProbeExists,
     ProbeNotFound,
@@ -108,22 +106,6 @@ def test_jobs_are_listed_cancelled_and_awaited_with_a_timeout(client, server, mo
     with pytest.raises(ServiceError):
         client.jobs.wait(job.id)
     assert client.jobs.get(job.id).state == "cancelled"
-
-
-def test_errors_have_the_classes_of_the_library(client):
-    for ask, kind in (
-        (lambda: client.jobs.get("00000000000000"), JobNotFound),
-        (lambda: client.jobs.get("../models"), InvalidRequest),
-        (lambda: client.probes.get("nobody"), ProbeNotFound),
-        (lambda: client.probes.predict("nobody", vectors=np.ones((1, 32))), ProbeNotFound),
-        (lambda: client.probes.fit("a", collection="nowhere", field="label"), CollectionNotFound),
-        (lambda: client.probes.fit("a", collection="photos", field="no such field"), InvalidRequest),
-        (lambda: client.probes.fit("a", vectors=np.ones((3, 2)), labels=["x"]), InvalidRequest),
-        (lambda: client.probes.fit("a", images=[b"x"], labels=[1.5]), InvalidRequest),
-        (lambda: client.probes.fit("a/b", collection="photos", field="label"), InvalidRequest),
-    ):
-        with pytest.raises(kind):
-            ask()
 
 
 def test_an_inspection_is_made_read_and_extended(client, server, encoder, image_files):

@@ -20,6 +20,8 @@ from nnclr_hub.errors import (
     CollectionNotFound,
     DeadlineExceeded,
     FingerprintMismatch,
+    ImageError,
+    InvalidFilter,
     InvalidRequest,
     NNCLRHubError,
     Overloaded,
@@ -329,7 +331,7 @@ def test_a_slow_answer_raises_deadline_exceeded(server):
             assert time.monotonic() - begun < 25
 
 
-def test_invalid_arguments_are_refused_before_a_request_is_sent(server, client):
+def test_invalid_arguments_are_refused_before_a_request_is_sent(server, client, tmp_path):
     for url in ("localhost:8000", "ftp://x", "http://", "http:/x", "", "http://127.0.0.1:8000/api/v1"):
         with pytest.raises(InvalidRequest):
             Client(url)
@@ -338,8 +340,23 @@ def test_invalid_arguments_are_refused_before_a_request_is_sent(server, client):
             Client(server.url, api_key=key)
     with pytest.raises(InvalidRequest):
         Client(server.url, timeout=0)
-    with pytest.raises(InvalidRequest):
-        client.collection("c").upsert([Item("a", np.ones(3), {"x": float("inf")})])
+    collection = client.collection("c")
+    for ask, kind in (
+        (lambda: collection.upsert([Item("a", np.ones(3), {"x": float("inf")})]), InvalidRequest),
+        (lambda: collection.upsert([Item("a", np.ones(3), {}, b"\xff\xd8")]), InvalidRequest),  # it makes thumbnails
+        (lambda: collection.delete("abc"), InvalidRequest),
+        (lambda: collection.search(), InvalidRequest),
+        (lambda: collection.search(np.zeros((2, 2))), InvalidRequest),
+        (lambda: collection.search(np.ones(3), where={"must": float("nan")}), InvalidFilter),
+        (lambda: client.collection("../models"), InvalidRequest),
+        (lambda: client.jobs.get("../models"), InvalidRequest),
+        (lambda: client.probes.fit("a", vectors=np.ones((3, 2)), labels=["x"]), InvalidRequest),
+        (lambda: client.probes.fit("a", images=[b"x"], labels=[1.5]), InvalidRequest),
+        (lambda: client.attention(b"x", target=[]), InvalidRequest),
+        (lambda: client.attention(tmp_path / "none.jpg"), ImageError),
+    ):
+        with pytest.raises(kind):
+            ask()
     client.close()
     with pytest.raises(InvalidRequest):
         client.store.list()

@@ -3,7 +3,6 @@
 `server` and `strict` are shared by all modules: a test deletes what it makes. Models that it loads stay.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
 
@@ -12,9 +11,7 @@ import pytest
 from fake_runs import write_run
 from job_worlds import World
 from model_shelf import Shelf
-from rest_requests import ended
 
-from nnclr_hub.store.base import Item
 from serving.engine import Engine
 from serving.models import Engines
 from serving.settings import Settings
@@ -84,42 +81,6 @@ def make_world(tmp_path) -> Iterator:
 @pytest.fixture
 def world(make_world) -> World:
     return make_world()
-
-
-# ---- jobs and probes
-
-
-@pytest.fixture(scope="module")
-def photos_in(server, image_files):
-    """Create a collection of the photos with their folders as labels, and two items without a label."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        assert client.put("/api/v1/collections/album", json={}).status_code == 201
-        for start in range(0, 60, 30):
-            batch = image_files[start : start + 30]
-            notes = [
-                {"id": f"{path.parent.name}-{path.stem}", "metadata": {"label": path.parent.name, "n": i / 7}}
-                for i, path in enumerate(batch)
-            ]
-            files = [("files", (path.name, path.read_bytes(), "image/jpeg")) for path in batch]
-            done = client.post("/api/v1/collections/album/items", files=files, data={"items": json.dumps(notes)})
-            assert done.status_code == 200
-        album = server.bench.collection("album")
-        bare = [Item(f"bare-{i}", item.vector, {"n": 0.5}) for i, item in enumerate(album.scroll(limit=2).items)]
-        album.upsert(bare)
-        yield "album"
-        client.delete("/api/v1/collections/album")
-
-
-@pytest.fixture(scope="module")
-def pets(server, photos_in):
-    """Fit a probe on the photos."""
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        job = ended(
-            client, client.post("/api/v1/probes", json={"name": "pets", "collection": photos_in, "field": "label"})
-        )
-        assert job["state"] == "done", job
-        yield job
-        assert client.delete("/api/v1/probes/pets").status_code == 204
 
 
 # ---- engines

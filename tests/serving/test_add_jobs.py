@@ -130,19 +130,6 @@ def test_an_interrupted_index_job_counts_all_its_work(server, collection, photos
     shutil.rmtree(folder)
 
 
-def test_a_job_whose_images_were_deleted_fails(server, collection):
-    job = add(server, "0" * 32)
-    assert job.state == "failed"
-    assert job.error["code"] == "invalid_request"
-
-
-def test_the_upload_ticket_is_secret(server, client, collection, ticket, image_files):
-    given = ticket({"a.jpg": image_files[0]})
-    job = add(server, given)
-    assert given not in client.get(f"/api/v1/jobs/{job.id}").text
-    assert client.get("/api/v1/jobs", params={"kind": "add"}).json()["jobs"][0]["id"] == job.id
-
-
 # ---- over REST; no file outside the source folders is read
 
 
@@ -175,18 +162,6 @@ def test_a_job_without_images_fails_and_reports_no_paths_of_the_machine(client, 
     job = indexed(client, collection, folder="empty")
     assert (job["state"], job["error"]["code"]) == ("failed", "no_images")
     assert str(source) not in json.dumps([job, client.get("/api/v1/jobs").json()])
-
-
-@pytest.mark.parametrize("target", ["outside", "link"])
-def test_links_are_not_followed(client, server, collection, tmp_path, photos, target):
-    """To another folder, or to itself."""
-    [source] = server.app.state.settings.source_folders
-    link = source / "link"
-    link.symlink_to(photos if target == "outside" else target)
-    try:
-        is_problem(client.post(f"{collection}/index", json={"folder": "link"}), 422, "invalid_request")
-    finally:
-        link.unlink()
 
 
 def test_a_server_on_the_network_reads_no_folders(client, server, collection, monkeypatch):

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rest_requests import talk
-from starlette.datastructures import Headers
 from starlette.types import Message
 from waiting import until
 
 from nnclr_hub.errors import RequestTooSlow
-from serving.limits import BodyLimits
+from serving.limits import BodyLimits, Budget, Exchange
 from serving.multipart import MAX_PARTS, MalformedForm, parse_form
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
@@ -61,13 +60,34 @@ HEADS = {
     "a length with a sign": (PUT + b"Content-Length: +3\r\n" + SMUGGLED, 400),
     "a length of 26 digits": (PUT + b"Content-Length: 99999999999999999999999999\r\n" + SMUGGLED, 400),
     "another transfer encoding": (PUT + b"Transfer-Encoding: chunked, identity\r\n" + SMUGGLED, 400),
+    "two transfer encodings": (PUT + CHUNKED + b"Transfer-Encoding: identity\r\n" + SMUGGLED, 400),
+    "a length and an unknown encoding": (PUT + b"Content-Length: 3\r\nTransfer-Encoding: xchunked\r\n" + SMUGGLED, 400),
+    "a length after a space": (PUT + b"Content-Length : 3\r\n" + SMUGGLED, 400),
+    "a hexadecimal length": (PUT + b"Content-Length: 0x3\r\n" + SMUGGLED, 400),
+    **{
+        f"a chunk of {length}": (PUT + CHUNKED + b"\r\n%s\r\n[]\r\n0\r\n\r\n" % length.encode(), 400)
+        for length in ("-1", "g", "1", "f" * 17)
+    },
+    "many trailers": (PUT + CHUNKED + b"\r\n2\r\n[]\r\n0\r\n" + b"Host: evil.example\r\n" * 2000 + b"\r\n", 200),
     "a zero in a header": (PUT + b"X: a\x00b\r\n" + SMUGGLED, 400),
     "a header on two lines": (PUT + b"X: a\n b\r\n" + SMUGGLED, 400),
     "a folded first header": (PUT + b" X: folded\r\n" + SMUGGLED, 400),
     "chunks one byte above the limit": (b"".join([PUT, CHUNKED, b"\r\n", *chunks(b" " * 666_667, 3)]), 413),
     "chunks of as many bytes as allowed": (b"".join([PUT, CHUNKED, b"\r\n", *chunks(b" " * 500_000, 4)]), 400),
+    "a head without an end": (HEALTH + HOST + b"X: " + b"y" * 1_000_000, 400),
+    "headers without an end": (HEALTH + HOST + b"X: y\r\n" * 200_000, 400),
+    "trailers without an end": (PUT + CHUNKED + b"\r\n2\r\n[]\r\n0\r\n" + b"X: y\r\n" * 200_000, 400),
     "a long head": (HEALTH + HOST + b"X: " + b"y" * 60_000 + b"\r\n\r\n", 200),
     "no head": (b"nonsense\r\n\r\n", 400),
+    "HTTP/1.0": (HEALTH.replace(b"1.1", b"1.0") + HOST + b"\r\n", 200),
+    "HTTP/3.7": (HEALTH.replace(b"1.1", b"3.7") + HOST + b"\r\n", 400),
+    "lines without a carriage return": ((HEALTH + HOST + b"\r\n").replace(b"\r", b""), 400),
+    "HTTP/2 without an offer": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(30), 400),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500), 400),
+    "a client that waits for a sign": (PUT + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n[]", 100),
+    "a long method": (b"A" * 100_000 + b" / HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    "a long path": (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n", 400),
+    **{f"{bad} in the path": (b"GET /a%sb HTTP/1.1\r\n%s\r\n" % (bad, HOST), 400) for bad in (b"\0", b"\x7f")},
     "no host": (b"GET /x HTTP/1.1\r\n\r\n", 403),
     "dots in the path": (b"GET /app/%2e%2e/%2e%2e/etc/passwd HTTP/1.1\r\n" + HOST + b"\r\n", 404),
     **{
@@ -114,7 +134,17 @@ class Body:
 
     def __init__(self, size: int, pieces: int) -> None:
         self.size, self.pieces, self.received = size, pieces, 0
-        self.headers = Headers({"content-length": str(size * pieces)})
+
+    async def read(self, limits: BodyLimits) -> None:
+        """Receive all pieces, as a route does."""
+
+        async def route(scope, receive, send) -> None:
+            while self.received < self.pieces:
+                await receive()
+
+        headers = [(b"content-length", str(self.size * self.pieces).encode())]
+        scope = {"type": "http", "path": "/", "headers": headers}
+        await Exchange(limits, Budget(60), scope, self.receive, self.receive).run(route)  # type: ignore[arg-type]
 
     async def receive(self) -> Message:
         if self.received == self.pieces:
@@ -125,16 +155,9 @@ class Body:
 
 def test_a_body_whose_parts_are_always_ready_has_a_limit_on_its_time():
     """No timeout can end a wait for them."""
-    limits = BodyLimits(max_bytes=1000, idle_s=60, total_s=0.01, permits=1000)
-    body = Body(0, 200_000)  # more than a second
-
-    async def use() -> None:
-        with limits.limited(body.receive, Headers()) as receive:
-            while body.received < body.pieces:
-                await receive()
-
+    limits = BodyLimits(max_bytes=10**6, idle_s=60, total_s=0.01, permits=10**6)
     with pytest.raises(RequestTooSlow):
-        asyncio.run(use())
+        asyncio.run(Body(1, 200_000).read(limits))  # more than a second
 
 
 def test_the_memory_of_all_bodies_is_limited(strict):
@@ -156,13 +179,8 @@ def test_an_ordinary_request_does_not_wait_for_all_large_bodies():
     limits = BodyLimits(max_bytes=10**8, idle_s=60, total_s=60, permits=10**9)
     bodies = [Body(200_000, 50) for _ in range(20)]
 
-    async def upload(body: Body) -> None:
-        with limits.limited(body.receive, body.headers) as receive:
-            while True:
-                await receive()
-
     async def use() -> int:
-        uploads = [asyncio.create_task(upload(body)) for body in bodies]
+        uploads = [asyncio.create_task(body.read(limits)) for body in bodies]
         for _ in range(10):  # cycles of the event loop, as many as an ordinary request takes
             await asyncio.sleep(0)
         received = sum(body.received for body in bodies)

@@ -1,4 +1,4 @@
-"""The clients of other projects as they come, each with one image and with a hundred.
+"""The clients of other projects as they come, each with one image and with a hundred. See test_embed.py for openai.
 
 A client that is not installed is skipped. Their dependencies are large, so they have a separate environment. `.ci/run`
 installs it and runs all of them:
@@ -101,12 +101,3 @@ def test_curl(server, client, collection, image_files, encoder, tmp_path):
     output_of(curl, "-sS", "--fail", *uploaded, f"{server.url}{collection}/items")
     (item,) = client.get(f"{collection}/items").json()["items"]
     assert item["metadata"]["name"] == "фото 1.jpg"
-
-
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/v1/embed"])
-def test_json_may_begin_with_a_byte_order_mark(client, image_files, path):
-    """As PowerShell and .NET's StreamWriter write it."""
-    text = as_text(image_files[0])
-    body = {"model": "default", "input": text} if path.startswith("/v1") else {"images": [text]}
-    headers = {"Content-Type": "application/json; charset=utf-8"}
-    assert client.post(path, content=json.dumps(body).encode("utf-8-sig"), headers=headers).status_code == 200

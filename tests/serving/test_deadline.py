@@ -20,6 +20,8 @@ from waiting import until
 from nnclr_hub import Encoder, load_encoder
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
+from serving.access import Access
+from serving.keys import READ, WRITE
 from serving.limits import Budget, RequestLimits
 from serving.routes import collections as changes
 from serving.settings import Settings
@@ -106,13 +108,29 @@ def test_the_client_does_not_wait_for_work_that_cannot_stop(hurried, hurried_cli
     until(lambda: gauge(hurried, "nnclr_searches_in_work") == 0)
 
 
-def test_a_search_stops_when_its_client_disconnects(hurried, hurried_client, stuck):
-    search = hurried_client.build_request("POST", "/api/v1/collections/c/search", json=ROUTES["search"].body)
-    with in_flight(search):
+@pytest.mark.parametrize(("method", "name"), [("POST", "search"), ("GET", "count")])
+def test_a_read_stops_when_its_client_disconnects(hurried, hurried_client, stuck, method, name):
+    with in_flight(hurried_client.build_request(method, f"/api/v1/collections/c/{name}", json=ROUTES[name].body)):
         until(lambda: gauge(hurried, "nnclr_searches_in_work") == 1)
         assert stuck.ended == []
     until(lambda: gauge(hurried, "nnclr_searches_in_work") == 0)
     assert set(stuck.ended) <= {"ClientDisconnect"}  # none if it had not begun
+
+
+@pytest.mark.parametrize(("needed", "finished"), [(READ, False), (WRITE, True)])
+def test_a_write_is_finished_when_its_client_disconnects(needed, finished):
+    done = []
+
+    async def route(scope, receive, send) -> None:
+        await asyncio.sleep(0.5)
+        done.append(1)
+
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "path": "/", "headers": [], "state": {"required": Access(needed)}}
+    asyncio.run(RequestLimits(route, Settings())(scope, receive, receive))  # type: ignore[arg-type]
+    assert bool(done) == finished
 
 
 def test_the_time_of_an_upload_does_not_count(hurried, monkeypatch):
@@ -235,6 +253,17 @@ def test_findings_that_are_too_long_are_cut_and_say_what_is_missing(hurried, hur
 
 def gauge(server, name: str) -> float:
     return server.engines.metrics.registry.get_sample_value(name) or 0.0
+
+
+def test_a_wait_for_changes_ends_with_the_first_change(hurried, hurried_client):
+    path = "/api/v1/collections/c/changes"
+    first = hurried_client.get(path, params={"limit": 1}).json()
+    params = {"since": first["last"], "log": first["log"], "wait": 30}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(hurried_client.get, path, params=params)
+        until(lambda: hurried.app.state.waiting_for_changes)
+        hurried.bench.collection("c").upsert([Item("late", np.ones(2, np.float32))])
+        assert [change["id"] for change in answer.result().json()["changes"]] == ["late"]
 
 
 def test_a_wait_for_changes_ends_before_the_deadline(hurried_client, monkeypatch):

@@ -3,9 +3,11 @@
 import json
 from hashlib import sha256
 
+import httpx
 import numpy as np
 import pytest
 from rest_requests import as_text, is_problem, upload
+from waiting import until
 
 
 def test_a_cursor_is_valid_for_its_own_listing_only(client, collection):
@@ -81,6 +83,26 @@ def test_the_original_is_the_source_or_the_thumbnail(client, server, collection,
     uploaded = client.get(f"{collection}/items/b/original")
     assert uploaded.headers["X-Image"] == "thumbnail"
     assert uploaded.content == client.get(f"{collection}/items/b/thumbnail").content
+
+
+def test_originals_of_equal_pixels_are_kept_apart_and_those_without_an_item_deleted(
+    model, image_files, tmp_path, serve
+):
+    plain = image_files[0].read_bytes()
+    files = {"a": plain, "b": plain[:2] + b"\xff\xfe\x00\x0amy notes" + plain[2:]}  # a comment
+    for server in serve(model, tmp_path / "store", originals_bytes=10**6):
+        place = f"{server.url}/api/v1/collections/kept"
+        with httpx.Client(timeout=60) as client:
+            client.put(place, json={})
+            for id, data in files.items():
+                client.post(f"{place}/items", files={"files": data}, data={"items": json.dumps([{"id": id}])})
+            assert {id: client.get(f"{place}/items/{id}/original").content for id in files} == files
+    lost = tmp_path / "store" / "originals" / "00" / ("0" * 64)
+    lost.parent.mkdir(exist_ok=True)
+    lost.write_bytes(b"the server was killed before its item was written")
+    for _ in serve(model, tmp_path / "store", originals_bytes=10**6):
+        until(lambda: not lost.exists())
+        assert len([path for path in lost.parents[1].rglob("*") if path.is_file()]) == len(files)
 
 
 # ---- many items at once over REST: get, delete, edits of metadata, facets and indexed keys

@@ -8,7 +8,6 @@ import time
 import zipfile
 
 import fastapi.routing
-import httpx
 import numpy as np
 import pyarrow
 import pytest
@@ -69,9 +68,9 @@ def steps(server, monkeypatch):
     server.bench.drop(name)
 
 
-def events(lines, last=lambda event: False, found=None):
-    """Return the events of a stream, as (id, name, data), until its end or `last`; add each to `found` at once."""
-    found, one = [] if found is None else found, {}
+def events(lines, last=lambda event: False):
+    """Return the events of a stream, as (id, name, data), until its end or `last`."""
+    found, one = [], {}
     for line in lines:
         if line.startswith(":"):
             found.append(("", "comment", line))
@@ -87,29 +86,18 @@ def events(lines, last=lambda event: False, found=None):
     return found
 
 
-def test_events_report_progress_to_several_clients_and_end_with_the_job(client, server, steps):
+def test_events_report_progress_to_several_clients_and_end_with_the_job(client, steps):
     job = client.post(steps.path).json()
-    heard: list[list] = [[], []]
-
-    def listen(to: list) -> None:
-        with (
-            httpx.Client(base_url=server.url, timeout=120) as other,
-            other.stream("GET", f"{JOBS}/{job['id']}/events") as stream,
-        ):
-            assert stream.headers["content-type"].startswith("text/event-stream")
-            assert stream.headers["cache-control"] == "no-cache"
-            events(stream.iter_lines(), found=to)
-
-    threads = [threading.Thread(target=listen, args=[to]) for to in heard]
-    for thread in threads:
-        thread.start()
-    until(lambda: all(heard))
-    steps.steps.release()
-    until(lambda: all(any(name == "progress" for _, name, _ in to) for to in heard))
-    steps.steps.release(2)
-    for thread in threads:
-        thread.join(120)
-        assert not thread.is_alive(), "the stream did not end"
+    path = f"{JOBS}/{job['id']}/events"
+    with client.stream("GET", path) as first, client.stream("GET", path) as second:
+        assert first.headers["content-type"].startswith("text/event-stream")
+        assert first.headers["cache-control"] == "no-cache"
+        streams = [first.iter_lines(), second.iter_lines()]
+        begun = [events(lines, last=lambda event: event[2]["total"] == 3) for lines in streams]
+        steps.steps.release()
+        later = [events(lines, last=lambda event: event[1] == "progress") for lines in streams]
+        steps.steps.release(2)
+        heard = [begun[i] + later[i] + events(streams[i]) for i in range(2)]
     for seen in heard:
         assert {one["id"] for _, _, one in seen} == {job["id"]}
         assert [one["progress"]["phase"] for _, name, one in seen if name == "progress"][-1].startswith("Step ")
@@ -120,7 +108,7 @@ def test_events_report_progress_to_several_clients_and_end_with_the_job(client, 
         assert (seen[-1][1], seen[-1][2]["state"], seen[-1][2]["result"]) == ("state", "done", {"made": "fine"})
 
 
-def test_a_client_that_reconnects_gets_only_new_events(client, server, steps):
+def test_a_client_that_reconnects_gets_only_new_events(client, steps):
     job = client.post(steps.path).json()
     url = f"{JOBS}/{job['id']}/events"
     with client.stream("GET", url) as stream:

@@ -10,20 +10,16 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import waiting
 from job_worlds import WorkRequest, until
-from PIL import Image
 
-from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, Overloaded, RequestTooLarge, StoreError
+from nnclr_hub.errors import DiskFull, JobNotFound, NotReady, StoreError
 from nnclr_hub.store import open_store
 from nnclr_hub.workbench import staging
 from nnclr_hub.workbench.tasks import Task
 from serving.jobs import HIDDEN, JOB, JobRecords
-from serving.limits import Admission
-from serving.patient_models import PatientEmbedder
-from serving.telemetry import Json, Metrics, Text
+from serving.telemetry import Json, Text
 
 # ---- jobs: the queue, progress, results, errors, and the log without private data
 
@@ -158,16 +154,6 @@ def test_a_mark_of_a_running_job_is_kept_when_an_older_job_of_the_request_is_del
         world.jobs.get(first.id)
     assert world.jobs.submit("other", {"name": "a"}, mark="m").id == second.id
     world.other.let(9)
-
-
-def test_a_mark_identifies_one_job_until_it_ends(world):
-    job = world.jobs.submit("work", {"name": "a"}, mark="m")
-    assert world.jobs.submit("work", {"name": "a"}, mark="m").id == job.id
-    world.work.let(9)
-    until(world.jobs, job.id, "done")
-    assert world.jobs.submit("work", {"name": "a"}, mark="m").id != job.id
-    assert world.jobs.submit("work", {"name": "a"}, mark="n").id != job.id
-    assert world.jobs.submit("work", {"name": "a"}).id != job.id
 
 
 def test_ids_increase_even_if_the_clock_is_set_back(make_world, monkeypatch):
@@ -407,46 +393,3 @@ def test_uploads_are_renewed_when_their_job_is_written_and_at_each_start_and_del
     until(world.jobs, world.jobs.list(1)[0][0].id, "done")
     waiting.until(lambda: not folders[1].exists())  # after the end of its job is on disk
     assert [folder.exists() for folder in folders] == [False, False, True]
-
-
-# ---- the embedder of background jobs: it waits while the engine is busy, and sends fewer images if they are too large
-
-
-class Admitted:
-    """Embed an image as its width. Admission allows 100 bytes, and an image has as many bytes as its width."""
-
-    name = "x"
-
-    def __init__(self, *refusals: Exception) -> None:
-        self.admission = Admission(512, 100, Metrics())
-        self.refusals = list(refusals)
-        self.calls: list[int] = []
-
-    def embed_each(self, images) -> list[np.ndarray]:
-        if self.refusals:
-            raise self.refusals.pop(0)
-        size = sum(image.width for image in images)
-        self.admission.enter(len(images), size)
-        self.admission.leave(len(images), size)
-        self.calls.append(len(images))
-        return [np.array([image.width]) for image in images]
-
-
-@pytest.mark.parametrize(
-    ("refusals", "widths", "calls", "waits"),
-    [
-        ((), range(30, 40), [2] * 5, []),
-        ((Overloaded("busy", 2.0), NotReady("starting")), [1] * 70, [32, 32, 6], [2.0, 1.0]),
-        ((), [101], RequestTooLarge, []),
-    ],
-)
-def test_images_are_embedded_in_order_in_groups_that_the_engine_admits(refusals, widths, calls, waits):
-    engine, waited = Admitted(*refusals), []
-    embedder = PatientEmbedder(engine, waited.append)  # type: ignore[arg-type]
-    images = [Image.new("RGB", (width, 1)) for width in widths]
-    if calls is RequestTooLarge:
-        with pytest.raises(RequestTooLarge):
-            embedder.embed_each(images)
-        return
-    assert [int(one[0]) for one in embedder.embed_each(iter(images))] == list(widths)  # type: ignore[index]
-    assert (engine.calls, waited, embedder.name) == (calls, waits, "x")

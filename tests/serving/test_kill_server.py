@@ -4,7 +4,6 @@ import random
 import shutil
 import threading
 import time
-from collections import Counter
 
 import pytest
 from PIL import Image
@@ -68,15 +67,11 @@ class Writers:
 
 def held(client: Client) -> dict[str, int]:
     """Return versions by id, listed in pages; fail if an id appears twice."""
-    collection, ids, cursor = client.collection("photos"), [], None
-    while True:
-        page = collection.scroll(cursor, 50, with_vector=False)
-        ids += [(item.id, item.metadata["version"]) for item in page.items]
-        cursor = page.cursor
-        if cursor is None:
-            break
-    assert max(Counter(id for id, _ in ids).values(), default=1) == 1
-    return dict(ids)
+    pages = client.collection("photos").pages(limit=50, with_vector=False)
+    found = [(item.id, item.metadata["version"]) for page in pages for item in page]
+    versions = dict(found)
+    assert len(versions) == len(found)
+    return versions
 
 
 def rounds(server: ServerProcess, image_files: list[bytes], count: int, seed: int) -> None:

@@ -13,13 +13,10 @@ from typer.testing import CliRunner
 from waiting import free_port
 
 from nnclr_hub.cli.app import app as cli
-from nnclr_hub.errors import OpenedForReading
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.records import Record
-from nnclr_hub.workbench import Encoders, NewImage, Workbench
-from nnclr_hub.workbench.probes import delete_probe
-from nnclr_hub.workbench.reembedding import reembed
+from nnclr_hub.workbench import Encoders, Workbench
 from serving.access import AccessRules
 from serving.jobs import JOB
 from serving.keys import WRITE
@@ -111,23 +108,6 @@ def test_commits_of_another_process_are_visible(client, store):
         found = client.post("/api/v1/collections/photos/search", json={"vector": vector.tolist(), "k": 1}).json()
         assert found["matches"][0]["id"] == "new"
         collection.delete(["new"])
-
-
-def test_the_workbench_refuses_writes_too(server, photos, image_files):
-    """Whatever the routes check. See tests/contract for the store."""
-    bench = server.bench
-    for write in (
-        lambda: bench.create_collection("other"),
-        lambda: bench.index_folder("photos", photos),
-        lambda: bench.add_images("photos", [NewImage("x", image_files[0])]),
-        lambda: fit_probe(bench, "other", "photos", "label"),
-        lambda: reembed(bench, "photos", bench.models.default),
-        lambda: delete_probe(bench.store.records, "things"),
-        lambda: server.app.state.jobs.submit("compact", {"collection": "photos"}),
-    ):
-        with pytest.raises(OpenedForReading) as refusal:
-            write()
-        assert str(bench.store.folder) not in str(refusal.value)
 
 
 def test_the_command_reads_the_environment_variable(tmp_path, model):

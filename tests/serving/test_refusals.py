@@ -1,19 +1,22 @@
 """One table of refused requests: the status, the stable code, and that nothing has changed."""
 
-import io
 import json
 from typing import Any
 
 import httpx
 import pytest
+from image_bytes import encoded
 from PIL import Image
 from rest_requests import is_problem
 from rest_rows import INVALID, TOO_LARGE, WRONG_TYPE, rows, sent
+
+from serving.problems import problem
 
 VIT = "random:test_vit"
 V32, ROOT = [1.0] * 32, {"must": [{"key": "root", "exists": True}]}
 JPEG, TEXT = {"files": ("a.jpg", b"x")}, {"Content-Type": "text/plain"}
 HUGE = 10**400
+HALF_PNG = encoded(Image.new("RGB", (64, 64)))[:50]
 TWICE = [{"id": "x", "vector": V32}] * 2
 LINES = {"Content-Type": "application/x-ndjson"}
 UNSUPPORTED, UNDECODABLE = (415, "unsupported_image"), (422, "undecodable_image")
@@ -27,12 +30,6 @@ def form(*targets: str | bytes, image: str | bytes = "IMAGE", headers: Any = Non
     """Return a request for an attention map as a form."""
     files = [("image", ("a", image)), *(("target", ("b", one)) for one in targets)]
     return sent(files=files, data={"query": json.dumps(query)}, headers=headers)
-
-
-def half_png() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (64, 64)).save(file, "PNG")
-    return file.getvalue()[:50]
 
 
 def openai(**change: Any) -> dict[str, Any]:
@@ -84,7 +81,10 @@ TABLE: dict[str, list[Any]] = {
         ({"vector": V32, "where": {"most": []}}, 422, "invalid_filter"),
         ({"id": "nobody"}, 404, "item_not_found"),
         (ask("YQ=="), 415, "unsupported_image"),
-        (sent(content=b'{"k":', headers={"Content-Type": "application/json"}), 400, "malformed"),
+        *(
+            (sent(content=content, headers={"Content-Type": "application/json"}), 400, "malformed")
+            for content in (b'{"k":', '{"id": "a"}'.encode("utf-16"))
+        ),
         sent(files={"other": ("a.jpg", b"x")}),
         sent(files={"image": ("a.jpg", "IMAGE")}, data={"query": '{"image": "x"}'}),  # given twice
     ],
@@ -131,8 +131,8 @@ TABLE: dict[str, list[Any]] = {
         {"target": []},
         ask("***"),
         (ask("YQ=="), 415, "unsupported_image"),
-        (form(image=half_png()), *UNDECODABLE),
-        (form("IMAGE", half_png()), *UNDECODABLE),
+        (form(image=HALF_PNG), *UNDECODABLE),
+        (form("IMAGE", HALF_PNG), *UNDECODABLE),
         *((form(image=image), *UNSUPPORTED) for image in (b"garbage", b"")),
         *((form("IMAGE", image), *UNSUPPORTED) for image in (b"garbage", b"")),
         # a center prior is for whole images
@@ -160,6 +160,7 @@ TABLE: dict[str, list[Any]] = {
         (sent(content=b"[{", headers={"Content-Type": "application/json"}), 400, "malformed"),
         (sent(content=b"x", headers=TEXT), *WRONG_TYPE),
         *([{"id": id, "vector": V32}] for id in ("a/b", "../x", "", ".", "..", "a\0", "a\r\nX-Evil: 1")),
+        [{"id": 5, "vector": V32}],
         [{"id": "x", "vector": V32, "metadata": {"n": HUGE}}],
         [{"id": "x", "vector": V32, "metadata": {"n": 2**70}}],
         TWICE,
@@ -196,7 +197,7 @@ TABLE: dict[str, list[Any]] = {
     ],
     "POST c/photos/delete": [
         {},
-        ({"where": {"must": [1]}}, 422, "invalid_filter"),
+        *(({"where": where}, 422, "invalid_filter") for where in ({}, {"must": []}, {"must": [1]})),
         ({"where": {"must": [{"key": "n", "match": HUGE}]}}, 422, "invalid_filter"),
     ],
     "POST c/photos/lookup": [{"ids": ["a"] * 1001}],
@@ -241,6 +242,7 @@ TABLE: dict[str, list[Any]] = {
     "POST c/photos/index": [
         *({"folder": folder} for folder in ("../secret", "/etc", "2023", "a\0b", "a" * 300, "summer/cat/00.jpg")),
         {"source": "secret"},
+        *({"folder": link} for link in ("outside", "loop")),
     ],
     "POST c/nowhere/index": [({}, 404, "collection_not_found")],
     "POST c/plain/index": [{}],
@@ -263,6 +265,7 @@ TABLE: dict[str, list[Any]] = {
         *({"name": "x", "collection": "photos", "field": "label", **more} for more in ({"l2": -1}, {"threshold": 2})),
         {"name": "x", "collection": "photos", "field": "label", "model": "y"},
         {"name": "x", "collection": "photos", "field": "label", "where": ROOT},
+        ({"name": "x", "collection": "photos", "field": "label", "where": {"most": []}}, 422, "invalid_filter"),
         {"name": "x y", "collection": "photos", "field": "label"},
         {"name": "x", "items": [{"vector": [1.0], "label": "a"}]},
         {"name": "x", "items": [{"label": "a"}, {"label": "b"}]},
@@ -318,9 +321,12 @@ TABLE: dict[str, list[Any]] = {
 
 
 @pytest.fixture(scope="module")
-def world(server):
+def world(server, photos):
     """Serve a collection of two items for the model, one of vectors, and a vision transformer; yield the `state`."""
     server.engines.get(VIT)
+    [source] = server.app.state.settings.source_folders
+    (source / "outside").symlink_to(photos)
+    (source / "loop").symlink_to("loop")
     with httpx.Client(base_url=server.url, timeout=60) as client:
         client.put("/api/v1/collections/photos", json={})
         items = [{"id": id, "vector": [*V32[:-1], n], "metadata": {"n": n, "label": id}} for n, id in enumerate("ab")]
@@ -342,6 +348,15 @@ def state(client) -> list[Any]:
 def test_a_refused_request_has_a_code_and_changes_nothing(client, world, image_files, row):
     row.check(client, image_files[0].read_bytes())
     assert state(client) == world
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(404, "invalid_request_error"), *((status, "server_error") for status in (429, 500, 503))],
+)
+def test_an_error_for_a_client_of_openai_tells_whether_to_try_again(status, kind):
+    answer = json.loads(problem("/v1/embeddings", status, "code", "Why.").body)
+    assert answer == {"error": {"message": "Why.", "type": kind, "param": None, "code": "code"}}
 
 
 def test_unknown_query_parameters_are_refused(client, world):

@@ -1,11 +1,15 @@
 """A write that is sent again, as after a lost answer, has the effect of one."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 from rest_requests import ended
 from rest_rows import rows, sent
 
 EYE = [[float(i == j) for j in range(32)] for i in range(32)]
 C = "/api/v1/collections/photos"
+LABELED = {"must": [{"key": "label", "exists": True}]}
 WRITES = {
     "PUT c/photos": [{}],
     "PUT c/photos/items": [[{"id": "a", "vector": EYE[0]}]],
@@ -44,22 +48,24 @@ def test_a_repeated_write_has_the_effect_of_one(client, state, write):
     assert state() == once
 
 
-@pytest.mark.parametrize("kind", ["verify", "compact", "duplicates", "probe"])
+# task -> the request that submits it
+JOBS = {
+    "verify": (f"{C}/verify", None),
+    "compact": (f"{C}/compact", None),
+    "duplicates": (f"{C}/duplicates", {}),
+    "probe_fit": ("/api/v1/probes", {"name": "ab", "collection": "photos", "field": "label", "where": LABELED}),
+}
+
+
+@pytest.mark.parametrize("kind", JOBS)
 def test_a_job_that_is_submitted_again_while_it_waits_or_runs_is_one_job(client, server, collection, monkeypatch, kind):
-    client.put(
-        f"{C}/items", json=[{"id": f"i{i}", "vector": EYE[i], "metadata": {"label": "ab"[i % 2]}} for i in range(20)]
-    )
-    path, body = {
-        "duplicates": (f"{C}/duplicates", {}),
-        "probe": ("/api/v1/probes", {"name": "ab", "collection": "photos", "field": "label"}),
-    }.get(kind, (f"{C}/{kind}", None))
-    jobs = server.app.state.jobs
-    with monkeypatch.context() as patched:
-        patched.setattr(jobs, "_enqueue", lambda active: None)  # it waits
-        found = [client.post(path, json=body) for _ in range(3)]
-    assert {one.status_code for one in found} == {202}
+    items = [{"id": f"i{i}", "vector": EYE[i], "metadata": {"label": "ab"[i % 2]}} for i in range(20)]
+    client.put(f"{C}/items", json=items)
+    (path, body), tasks, go_on = JOBS[kind], server.app.state.jobs.tasks, threading.Event()
+    run = tasks[kind].run
+    monkeypatch.setitem(tasks, kind, replace(tasks[kind], run=lambda *given: go_on.wait(120) and run(*given)))
+    found = [client.post(path, json=body) for _ in range(3)]
+    go_on.set()
     assert len({one.json()["id"] for one in found}) == 1
-    jobs._enqueue(jobs._active[found[0].json()["id"]])
-    assert ended(client, found[0])["state"] == "done"
-    if kind == "probe":
-        client.delete("/api/v1/probes/ab")
+    assert [ended(client, one)["state"] for one in found] == ["done"] * 3
+    client.delete("/api/v1/probes/ab")

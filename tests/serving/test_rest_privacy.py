@@ -64,17 +64,6 @@ def test_errors_about_a_function_of_the_server_do_not_name_its_folder(server, cl
     assert str(Path.home()) not in detail
 
 
-def test_a_model_goes_by_its_name(client, model, image_files):
-    """Check the list of models, requests, responses and collections."""
-    image, path = {"files": image_files[0].read_bytes()}, "/api/v1/collections/named"
-    assert client.get("/v1/models").json()["data"][0]["id"] == model.name
-    assert client.post("/api/v1/embed", files=image, data={"model": model.name}).json()["model"] == model.name
-    assert client.put(path, json={"model": model.name}).status_code == 201
-    assert client.get(path).json()["model"] == model.name
-    assert client.post(f"{path}/items", files=image).status_code == 200
-    client.delete(path)
-
-
 # ---- names with line breaks and markup cannot inject headers or log lines
 
 
@@ -110,11 +99,3 @@ def test_names_cannot_inject_headers_or_log_lines(server, client, caplog):
         if record.name.startswith(("nnclr_hub", "serving", "uvicorn")):
             line = formatter.format(record)
             assert not {"\r", "\n", "\x1b", "\u2028"} & set(line), line
-
-
-def test_metadata_is_returned_unchanged(client):
-    client.put("/api/v1/collections/odd", json={"dim": 2})
-    items = [{"id": "a", "vector": [1, 0], "metadata": {"name": EVIL, EVIL: "x"}}]
-    assert client.put("/api/v1/collections/odd/items", json=items).status_code == 200
-    assert client.get("/api/v1/collections/odd/items/a").json()["metadata"] == items[0]["metadata"]
-    client.delete("/api/v1/collections/odd")

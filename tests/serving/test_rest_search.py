@@ -134,21 +134,6 @@ def test_a_batch_has_a_result_for_each_search(client, gallery, image_files):
     assert set(codes) == {"invalid_request", "item_not_found", "unsupported_image"}
 
 
-def test_matches_have_the_percentiles_of_the_store_if_requested(client, server, gallery):
-    path, vectors = gallery
-    query = {"vector": vectors[1].tolist(), "k": 20}
-    expected = server.bench.collection("photos").search(vectors[1], k=20, with_percentile=True)
-    requested = {**query, "with_percentile": True}
-    alone = client.post(f"{path}/search", json=requested).json()
-    queries = [requested, query, requested, {"id": "p1", "with_percentile": True}]
-    batch = client.post(f"{path}/search/batch", json={"queries": queries}).json()["results"]
-    for answer in (alone, batch[0], batch[2]):
-        assert [match["percentile"] for match in answer["matches"]] == [match.percentile for match in expected]
-    assert batch[3]["matches"][0]["percentile"] == expected[1].percentile
-    assert not any("percentile" in match for match in batch[1]["matches"])
-    assert 0 <= expected[-1].percentile < expected[1].percentile <= 1
-
-
 def test_a_collection_that_got_another_model_is_searched_with_it(client, server, collection, image_files, make_model):
     """A search embeds images with the model that the collection had at the last one, and looks afterwards."""
     query = {"image": as_text(image_files[0]), "k": 1}

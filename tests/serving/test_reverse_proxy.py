@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 import httpx
 import pytest
-from waiting import until_served
+from waiting import free_port, until_served
 
 from nnclr_hub import Client
 
@@ -72,11 +71,6 @@ class Proxied(NamedTuple):
     narrow: str
     slow: str
     server: str
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

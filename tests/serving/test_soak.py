@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from soak import MAY_OPEN, Heard, Ledger, Sample, Soak, judge_memory, soak, table
+from soak import MAY_OPEN, Soak, judge_memory, soak, summary
 
 # a client cancelled while it connects leaves asyncio's transport to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarni
 
 def check(done: Soak) -> None:
     assert list(done.wrong) == []
-    outcomes = {outcome for _, outcome in done.heard.outcomes}
+    outcomes = done.heard.outcomes.keys()
     # every kind of outcome occurred
     assert {"200", "204", "429", "cancelled"} <= outcomes
     assert outcomes <= {"200", "204", "404", "415", "422", "429", "503", "504", "cancelled", "timed out"}
@@ -21,7 +21,7 @@ def check(done: Soak) -> None:
 
 def test_every_request_is_answered_once_and_the_server_stays_ready(tmp_path, monkeypatch):
     monkeypatch.setenv("NNCLR_BACKEND", "onnx")  # the starter has its graph, so the server starts without torch
-    done = soak(tmp_path, 2, requests=400, callers=40)
+    done = soak(tmp_path, 2, requests=250, callers=40)
     check(done)
     files = [one.files for one in done.settled()]
     assert files[-1] <= files[0] + MAY_OPEN  # no connection or file is left open
@@ -32,19 +32,6 @@ def test_every_request_is_answered_once_and_the_server_stays_ready(tmp_path, mon
 def test_memory_is_constant_over_minutes(tmp_path, monkeypatch):
     monkeypatch.setenv("NNCLR_BACKEND", "auto")
     done = soak(tmp_path, 60 * float(os.environ.get("NNCLR_SOAK_MINUTES", "5")))
-    sys.stdout.write(table(done))
+    sys.stdout.write(summary(done))
     check(done)
     assert judge_memory(done) == []
-
-
-def test_the_soak_detects_growth_and_lost_items():
-    flat = [Sample(float(i), 500 + i % 3, 40, 20) for i in range(100)]
-    assert judge_memory(Soak(Heard(), flat, [], 100)) == []
-    growing = [Sample(float(i), 500 + 5 * i, 40, 20) for i in range(100)]
-    assert "memory grew" in judge_memory(Soak(Heard(), growing, [], 100))[0]
-    leaking = [Sample(float(i), 500, 40 + 2 * i, 20) for i in range(100)]
-    assert "files" in judge_memory(Soak(Heard(), leaking, [], 100))[0]
-    ledger = Ledger({"a", "b"}, {"c"})
-    assert ledger.differences({"a", "b"}) == ledger.differences({"a", "b", "c"}) == []
-    assert "missing" in ledger.differences({"a"})[0]
-    assert "nobody" in ledger.differences({"a", "b", "d"})[0]

@@ -47,7 +47,7 @@ def file(tmp_path_factory):
 def server(file, photos, serve):
     shutil.copytree(photos, file.parent / "photos")
     for running in serve(f"python:{file}:layout", file.parent / "store", source_folders=[str(file.parent)]):
-        running.bench.index_folder("album", FolderRequest(file.parent / "photos", model=f"python:{file}:colors"))
+        running.bench.index_folder("album", FolderRequest(file.parent / "photos"))
         yield running
 
 
