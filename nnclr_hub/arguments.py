@@ -53,7 +53,7 @@ def checked(function: F) -> F:
         if not (known := kinds(name)):
             return value
         if any(fits(value) for _, fits in known):
-            return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
+            return value.item() if isinstance(value, Number) and hasattr(value, "item") else value  # type: ignore[attr-defined]
         got = type(value).__name__ if name in SECRETS else f"{value!r:.80}"
         words = " or ".join(dict.fromkeys(words for words, _ in known))
         hint = f"; even a single one is in a list: [{got}]" if "a list" in words and isinstance(value, str) else ""

@@ -34,6 +34,7 @@ KEEP_ALIVE_S = 75  # longer than clients keep an idle connection: a client must 
 SWITCH_S = 0.002
 GRACE_S = 5  # after the deadline of the last request
 LAST_REQUEST_S = 0.5  # for requests that were sent before the client could know that the connection closes
+MAX_HEAD = 64 * 1024  # bytes of a head that is not complete; one that arrives as a whole may be a little longer
 HANDSHAKE_S = 0.25  # for connections that were begun, but not yet complete, before the server stopped listening
 SO_ATTACH_FILTER = 26  # Linux, asm-generic/socket.h
 # In classic BPF, on the TCP header: load the byte of flags, keep SYN and ACK, and drop a packet with SYN alone.
@@ -63,6 +64,7 @@ class RequestParser:
 
     def __init__(self, protocol: Any) -> None:
         self._protocol = protocol
+        self._incomplete = 0  # bytes since the last head or message was complete
         self._start()
 
     def _start(self) -> None:
@@ -81,8 +83,16 @@ class RequestParser:
         """Parse the next bytes of the connection.
 
         Raises:
-            httptools.HttpParserError: the bytes are not a request, or are a CONNECT, which has no body.
+            httptools.HttpParserError: the bytes are not a request, are a CONNECT, which has no body, or are more of a
+                head than MAX_HEAD. Without that limit, a client without a key could fill the memory.
         """
+        progress = self._protocol.progress
+        self._parse(data)
+        self._incomplete = 0 if self._protocol.progress != progress else self._incomplete + len(data)
+        if self._incomplete > MAX_HEAD:
+            raise httptools.HttpParserError("The head of the request is too long.")
+
+    def _parse(self, data: bytes) -> None:
         rest = memoryview(data)  # a slice of it copies nothing
         while True:
             try:
@@ -131,8 +141,12 @@ class JoinedWrites:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol with these two. Limits on sockets, heads and slow clients are the reverse proxy's."""
+    """uvicorn's protocol with these two. Limits on sockets and slow clients are the reverse proxy's.
 
+    progress: increases with each complete head, part of a body, and message.
+    """
+
+    progress = 0
     _in_body = False
 
     def connection_made(self, transport: Any) -> None:
@@ -147,11 +161,17 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self.progress += 1
         if not self.parser.is_offer():
             self._in_body = True
             super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self.progress += 1
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self.progress += 1
         if not self.parser.is_offer():
             self._in_body = False
             super().on_message_complete()

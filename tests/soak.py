@@ -38,24 +38,14 @@ CORRUPT, CANCELLED, HURRIED = 0.05, 0.04, 0.04
 
 @dataclass
 class Heard:
-    """Outcomes of the requests.
+    """Outcomes of the requests, and sentences about wrong responses."""
 
-    outcomes: number by (kind, outcome). seconds: of the successful ones by kind. wrong: sentences about wrong
-    responses."""
-
-    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    seconds: dict[str, list[float]] = field(default_factory=dict)
+    outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
     @property
     def requests(self) -> int:
         return self.outcomes.total()
-
-    def note(self, kind: str, outcome: str, seconds: float) -> None:
-        """Count one request."""
-        self.outcomes[kind, outcome] += 1
-        if outcome in ("200", "204"):
-            self.seconds.setdefault(kind, []).append(seconds)
 
 
 @dataclass
@@ -166,7 +156,7 @@ class Caller:
 
     async def _ask(self, kind: str, method: str, path: str, ids: list[str] | None = None, **body: Any) -> Any:
         """Send a request and return the response, or None if it was cancelled; record the outcome and unsure ids."""
-        begun, chance = time.monotonic(), self._rng.random()
+        chance = self._rng.random()
         asking = asyncio.ensure_future(self._http.request(method, path, **body))
         try:
             if chance < CANCELLED:  # cancelled before the response: the connection is closed
@@ -175,16 +165,16 @@ class Caller:
                 await asyncio.wait([asking], timeout=0.2)
             if chance < CANCELLED + HURRIED and not asking.done():
                 asking.cancel()
-                self._heard.note(kind, "cancelled" if chance < CANCELLED else "timed out", 0.0)
+                self._heard.outcomes["cancelled" if chance < CANCELLED else "timed out"] += 1
                 self._retire(ids)
                 return None
             response = await asking
         except httpx.HTTPError as error:
-            self._heard.note(kind, type(error).__name__, 0.0)
+            self._heard.outcomes[type(error).__name__] += 1
             self._heard.wrong.append(f"{kind}: {type(error).__name__} {error}")
             self._retire(ids)
             return None
-        self._heard.note(kind, str(response.status_code), time.monotonic() - begun)
+        self._heard.outcomes[str(response.status_code)] += 1
         self._check(response.status_code in EXPECTED, f"{kind}: {response.status_code} {response.text[:200]}")
         if response.status_code in (500, 503, 504):
             self._retire(ids)
@@ -335,22 +325,12 @@ def judge_memory(done: Soak) -> list[str]:
     return wrong
 
 
-def table(done: Soak) -> str:
-    """Return the outcomes as Markdown."""
-    rows = [
-        "| request | " + " | ".join(outcomes := sorted({o for _, o in done.heard.outcomes})) + " | p50 ms | p99 ms |"
-    ]
-    rows += ["|---" * (len(outcomes) + 3) + "|"]
-    for kind in sorted({kind for kind, _ in done.heard.outcomes}):
-        counts = [str(done.heard.outcomes[kind, outcome] or "") for outcome in outcomes]
-        times = 1000 * np.percentile(done.heard.seconds.get(kind) or [np.nan], (50, 99))
-        rows.append(f"| {kind} | " + " | ".join(counts) + f" | {times[0]:.0f} | {times[1]:.0f} |")
-    rss, files, threads = (done.halves(name) for name in ("rss", "files", "threads"))
-    rows += [
-        "",
-        f"{done.heard.requests} requests in {done.seconds:.0f} s, {done.heard.requests / done.seconds:.0f} a second; "
-        f"medians of both halves after it had settled: memory {rss[0]:.0f} and {rss[1]:.0f} MB, open files "
-        f"{files[0]:.0f} and {files[1]:.0f}, threads {threads[0]:.0f} and {threads[1]:.0f}; memory at most "
-        f"{max(one.rss for one in done.samples):.0f} MB",
-    ]
-    return "\n".join(rows)
+def summary(done: Soak) -> str:
+    """Return the outcomes, and what the process used in both halves after it had settled."""
+    lines = [f"{done.heard.requests} requests in {done.seconds:.0f} s: {dict(done.heard.outcomes)}"]
+    for name in ("rss", "files", "threads"):
+        first, second = done.halves(name)
+        lines.append(
+            f"{name}: {first:.0f}, then {second:.0f}, at most {max(getattr(one, name) for one in done.samples):.0f}"
+        )
+    return "\n".join(lines)

@@ -161,9 +161,14 @@ def test_a_wrong_source_is_refused_and_creates_nothing(index, opened, folder, tm
 
 
 def test_a_folder_without_readable_images_fails_and_leaves_nothing(index, opened, folder, tmp_path):
+    """With --json, it ends as one document."""
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "one.jpg").write_bytes(b"garbage")
-    assert "None of 1 image " in index(tmp_path / "broken")
+    code, out, err = nnclr(*index.words(tmp_path / "broken"))
+    report = json.loads(out)  # fails if anything follows the document
+    assert (code, report["error"]["code"], report["items"]) == (1, "undecodable_image", 0)
+    assert [path for path, _ in report["broken"]] == [str(tmp_path / "broken" / "one.jpg")]
+    assert "None of 1 image " in err
     assert not (tmp_path / "store").exists()
     index(folder)
     assert "None of 1 image " in index(tmp_path / "broken", into="d")
@@ -257,21 +262,6 @@ def test_a_server_keeps_items_unless_a_source_is_given(server, image_files, tmp_
         report = two.index_folder(FolderRequest(first, prune=True))
         assert (report.removed, report.kept) == (0, 1)
         assert index(first, "--prune", "--source", source) == (1, 0, 4)
-
-
-@pytest.mark.parametrize("at", ["store", "server"])
-def test_a_folder_of_unreadable_images_ends_as_one_json_document_and_a_failure(at, request, model, tmp_path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "1.jpg").write_bytes(b"garbage")
-    place = ("--store", tmp_path / "s", "--model", model)
-    if at == "server":
-        place = ("--server", request.getfixturevalue("server").url)
-    code, out, _ = nnclr("index", tmp_path / "photos", "--collection", "broken", "--json", *place)
-    assert code == 1
-    report = json.loads(out)  # fails if anything follows the document
-    assert report["error"]["code"] == "undecodable_image"
-    assert [path for path, _ in report["broken"]] == [str(tmp_path / "photos" / "1.jpg")]
-    assert report["items"] == 0
 
 
 def test_a_collection_of_a_server_reads_the_chosen_channels(server, model, tmp_path):

@@ -118,14 +118,6 @@ def test_an_upload_of_an_archive_that_changes_ends(collection, folder, tmp_path,
     assert not collection.count()
 
 
-def test_a_file_name_that_is_not_utf8_is_listed_as_broken(collection, folder):
-    odd = folder / "cat" / b"\xff\xfe.jpg".decode("utf-8", "surrogateescape")
-    shutil.copy(folder / "cat" / "00.jpg", odd)
-    report = collection.index_folder(folder)
-    assert report.added == 60
-    assert "UTF-8" in report.broken[0][1]
-
-
 def test_shrunk_images_are_still_found(server, collection, folder):
     rng = np.random.default_rng(0)
     large = Image.fromarray(rng.integers(0, 255, (30, 40, 3), dtype=np.uint8)).resize((1600, 1200))

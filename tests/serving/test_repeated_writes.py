@@ -9,6 +9,7 @@ from rest_rows import rows, sent
 
 EYE = [[float(i == j) for j in range(32)] for i in range(32)]
 C = "/api/v1/collections/photos"
+LABELED = {"must": [{"key": "label", "exists": True}]}
 WRITES = {
     "PUT c/photos": [{}],
     "PUT c/photos/items": [[{"id": "a", "vector": EYE[0]}]],
@@ -52,7 +53,7 @@ JOBS = {
     "verify": (f"{C}/verify", None),
     "compact": (f"{C}/compact", None),
     "duplicates": (f"{C}/duplicates", {}),
-    "probe_fit": ("/api/v1/probes", {"name": "ab", "collection": "photos", "field": "label"}),
+    "probe_fit": ("/api/v1/probes", {"name": "ab", "collection": "photos", "field": "label", "where": LABELED}),
 }
 
 
