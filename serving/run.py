@@ -29,8 +29,8 @@ from .telemetry import configure_logging, configure_tracing
 
 log = logging.getLogger(__name__)
 KEEP_ALIVE_S = 75  # longer than clients keep an idle connection: a client must not send on one that we just closed
-# Python's default is 0.005: threads that compute yield to the event loop sooner. With 0.0005, p99 next to heavy
-# searches was the same, and the threads that decode and embed took the lock from each other more often.
+# less than Python's default of 0.005, so that threads that compute yield to the event loop sooner; with 0.0005, p99
+# next to heavy searches was the same, and threads took the lock from each other more often
 SWITCH_S = 0.002
 GRACE_S = 5  # after the deadline of the last request
 LAST_REQUEST_S = 0.5  # for requests that were sent before the client could know that the connection closes
