@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Number, Real
 from os import PathLike
 from types import FunctionType
-from typing import Any, Protocol, TypeVar, get_origin
+from typing import Any, ClassVar, Protocol, TypeVar, get_origin
 
 from nnclr_hub.errors import InvalidRequest
 
@@ -53,7 +53,7 @@ def checked(function: F) -> F:
         if not (known := kinds(name)):
             return value
         if any(fits(value) for _, fits in known):
-            return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
+            return value.item() if isinstance(value, Number) and hasattr(value, "item") else value  # type: ignore[attr-defined]
         got = type(value).__name__ if name in SECRETS else f"{value!r:.80}"
         words = " or ".join(dict.fromkeys(words for words, _ in known))
         hint = f"; even a single one is in a list: [{got}]" if "a list" in words and isinstance(value, str) else ""
@@ -68,12 +68,17 @@ def checked(function: F) -> F:
 
 
 class Checked(Protocol):
-    """Base of classes whose public methods are `checked`. The methods of subclasses are, too."""
+    """Base of classes whose public methods are `checked`. The methods of subclasses are, too.
+
+    UNCHECKED: methods that run for each search or batch, and check their arguments themselves.
+    """
+
+    UNCHECKED: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         for name, method in list(vars(cls).items()):
-            if isinstance(method, FunctionType) and not name.startswith("_"):
+            if isinstance(method, FunctionType) and not name.startswith("_") and name not in cls.UNCHECKED:
                 setattr(cls, name, checked(method))
 
 

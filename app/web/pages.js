@@ -28,7 +28,7 @@ export async function showTraining(main) {
           )
         : make('p.empty', [
             'No run to show. Train with ',
-            make('code', 'nnclr pretrain small_cpu --data PHOTOS --out runs/first'),
+            make('code', 'nnclr pretrain auto --data PHOTOS --out runs/first'),
             ', and start this server with ',
             make('code', '--runs runs'),
             '.',

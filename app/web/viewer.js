@@ -418,6 +418,7 @@ class ItemViewer extends HTMLElement {
    */
   async _maps(image, targets, choice, downloads, noted, name = downloads[0]?.[0] ?? this.example?.name ?? 'image') {
     this.viewed.classList.add('waiting');
+    this.hint.textContent = 'Computing the map. The first one takes several seconds.';
     try {
       const form = new FormData();
       form.append('image', image, name);
@@ -442,6 +443,7 @@ class ItemViewer extends HTMLElement {
       return maps.map((/** @type {any} */ map) => `data:image/png;base64,${map.png}`);
     } finally {
       this.viewed.classList.remove('waiting');
+      this.hint.textContent = this.mode ? HINTS[this.mode] : '';
     }
   }
 

@@ -308,7 +308,7 @@ def _print_matches(title: str, matches: Any) -> None:
     from nnclr_hub.store.items import percent_text
 
     if not matches:
-        out.print(f"{title}: no matches. No item passes the filter and the threshold.")
+        out.print(f"{title}: no matches. The collection has no other item that passes the filter and the threshold.")
         return
     known = any(match.percentile is not None for match in matches)
     places = [place_of(match.id, match.metadata) for match in matches]

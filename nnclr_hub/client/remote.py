@@ -76,6 +76,7 @@ class RemoteCollection(Collection):
     with the matches of a search only. A cursor is one of a page before.
     """
 
+    UNCHECKED = ()
     takes_thumbnails = False  # a server makes them from images
 
     def __init__(self, connection: Connection, name: str) -> None:

@@ -80,6 +80,8 @@ class Encoder(Checked):
         MissingDependency: the backend's package is not installed.
     """
 
+    UNCHECKED = ("prepare_each", "forward_crops")
+
     def __init__(
         self,
         backbone: nn.Module | Callable[[], nn.Module],
@@ -387,14 +389,17 @@ class Encoder(Checked):
 
     def prepare_each(self, images: Sequence[ImageLike]) -> list[np.ndarray | Exception]:
         """Return for each image what `prepare` returns, or the exception that it raises."""
-        sources = attempt_each(as_source, images)  # those stored elsewhere may be unreadable
+        sources = attempt_each(as_source, as_list(images))  # those stored elsewhere may be unreadable
         crops = iter(self.transform.read_each([one for one in sources if not isinstance(one, Exception)]))
         return [one if isinstance(one, Exception) else next(crops) for one in sources]
 
     def forward_crops(self, crops: np.ndarray | Tensor, *, unit: bool = True) -> np.ndarray:
         """Run one batch of crops from `prepare` through the network: (N, S, S, 3) uint8 -> (N, D) float32."""
-        rows = self._rows(self.backend.run(np.asarray(crops)), unit or bool(self.appended))
-        return self.appended.join(rows, np.asarray(crops), unit=unit) if self.appended else rows
+        crops = np.asarray(crops)
+        if crops.ndim != 4:
+            raise InvalidRequest(f"crops must be an array (N, S, S, C), got shape {crops.shape}.")
+        rows = self._rows(self.backend.run(crops), unit or bool(self.appended))
+        return self.appended.join(rows, crops, unit=unit) if self.appended else rows
 
     # ---- inside
 

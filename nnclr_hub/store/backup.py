@@ -38,16 +38,7 @@ from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
 from nnclr_hub.remote_files import open_file_system, reading
 from nnclr_hub.store import records
 from nnclr_hub.store.base import Progress, VectorStore
-from nnclr_hub.store.disk import (
-    HINT,
-    PAGE_SIZE,
-    fsync_folder,
-    make_folder,
-    read_id,
-    translated,
-    write_id,
-    written_whole,
-)
+from nnclr_hub.store.disk import fsync_folder, make_folder, read_id, write_id, written_whole
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder import schema
 from nnclr_hub.store.folder.catalog import CATALOG
@@ -55,7 +46,7 @@ from nnclr_hub.store.folder.rows import size_of
 from nnclr_hub.store.folder.store import EmbeddedStore
 from nnclr_hub.store.folder.verify import damaged_rows
 from nnclr_hub.store.records import RECORDS
-from nnclr_hub.store.sqlite import connect, quick_check
+from nnclr_hub.store.sqlite import HINT, PAGE_SIZE, connect, quick_check, translated
 
 log = logging.getLogger(__name__)
 FORMAT = "nnclr_hub backup, version 4"

@@ -10,7 +10,7 @@ import numpy as np
 from nnclr_hub.arguments import Checked
 from nnclr_hub.errors import CollectionExists, CollectionNotFound, InvalidRequest, NNCLRHubError, OpenedForReading
 from nnclr_hub.html_table import html_table
-from nnclr_hub.store.checks import check_collection_name
+from nnclr_hub.store.checks import check_collection_name, check_search
 from nnclr_hub.store.facets import Facet
 from nnclr_hub.store.items import DEFAULTS, ById, Item, Match, Page, Progress, SearchOptions, Where, is_same
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors
@@ -41,6 +41,7 @@ class Collection(Checked, Protocol):
     StoreReadOnly if nothing could be written, and InvalidRequest for an invalid item or argument.
     """
 
+    UNCHECKED = ("search_each", "nearest")
     name: str
     spec: CollectionSpec
     random_scores: RandomScores  # for percentiles; each collection makes RandomScores(self)
@@ -195,12 +196,16 @@ class Collection(Checked, Protocol):
         self, vectors: Sequence[np.ndarray] | np.ndarray, k: int = 10, options: SearchOptions = DEFAULTS
     ) -> list[list[Match]]:
         """Run `search` for each row of vectors (n, D), several at a time, with the options as one object."""
+        k = check_search(k, options)
         if not options.with_percentile:
             return self.nearest(vectors, k, options)
         return self.random_scores.with_percentiles(lambda: self.nearest(vectors, k, options))
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
-        """Return the matches of `search_each`, without percentiles: the one search that a back end implements."""
+        """Return the matches of `search_each`, which has checked k and options, without percentiles.
+
+        This is the one search that a back end implements.
+        """
         ...
 
     def percentiles(self, scores: Sequence[float]) -> list[float] | None:

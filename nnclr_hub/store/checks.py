@@ -74,15 +74,18 @@ def check_whole(name: str, value: int, most: int) -> int:
     return int(value)
 
 
-def check_search(k: int, options: SearchOptions) -> None:
-    """Check what a search asks for; its filter is checked when it is compiled."""
-    check_whole("k", k, MAX_K)
+def check_search(k: int, options: SearchOptions) -> int:
+    """Check what a search asks for, and return k; its filter is checked when it is compiled."""
+    k = check_whole("k", k, MAX_K)
+    if not isinstance(options, SearchOptions):
+        raise InvalidRequest(f"options must be a SearchOptions, got {options!r:.80}.")
     if options.effort is not None:
         check_whole("effort", options.effort, MAX_EFFORT)
     check_threshold(options.score_threshold)
     for name in ("exact", "with_vector", "with_percentile"):
         if not isinstance(value := getattr(options, name), bool | np.bool_):
             raise InvalidRequest(f"{name} must be true or false, got {value!r:.80}.")
+    return k
 
 
 def check_threshold(threshold: float | None) -> None:

@@ -1,4 +1,4 @@
-"""Folders that survive a loss of power, the lock of a store, and the errors of a disk."""
+"""Folders that survive a loss of power, the lock of a store, and its free space."""
 
 from __future__ import annotations
 
@@ -6,26 +6,20 @@ import errno
 import fcntl
 import os
 import re
-import resource
 import shutil
-import sqlite3
-import sys
 import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from nnclr_hub.errors import DiskFull, StoreClosed, StoreCorrupt, StoreError, StoreLocked, StoreReadOnly
+from nnclr_hub.errors import DiskFull, StoreError, StoreLocked
 
 ID = "ID"
-PAGE_SIZE = 16_384
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # a commit is refused if less than this would be left on the disk: merging SQLite's log needs space as well
 LOW_WATER = 64 << 20
 TOO_MANY_FILES = "This process has too many open files; close some, or raise its limit (`ulimit -n`), then repeat."
-HINT = "restore a backup, save what is readable with `nnclr store repair COLLECTION`, or import an export"
-_FILES = 4  # a database, its log, the index of the log, and a folder
 
 
 def make_folder(folder: Path) -> None:
@@ -48,7 +42,7 @@ def fsync_folder(folder: Path) -> None:
 @contextmanager
 def written_whole(folder: Path) -> Iterator[Path]:
     """Provide a temporary folder that is renamed to `folder` after the block, and removed if the block fails."""
-    with translated(folder):
+    try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # inside of mkdtemp's folder, which only the owner can enter: the folder gets the usual mode
         outer = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".partial", dir=folder.parent))
@@ -60,6 +54,8 @@ def written_whole(folder: Path) -> Iterator[Path]:
             fsync_folder(folder.parent)
         finally:
             shutil.rmtree(outer, ignore_errors=True)
+    except OSError as error:
+        raise error_of_system(folder, error) from error
 
 
 def size_of_file(path: Path) -> int:
@@ -70,19 +66,15 @@ def size_of_file(path: Path) -> int:
         return 0
 
 
-def bytes_of_database(path: Path) -> int:
-    """Return the bytes of an SQLite file and its log."""
-    with translated(path):
-        return size_of_file(path) + size_of_file(Path(f"{path}-wal"))
-
-
 # ------------------------------------------------------------------------------ free space
 
 
 def free_bytes(path: Path) -> int:
     """Return how many bytes are free on the disk of a file."""
-    with translated(path):
+    try:
         return shutil.disk_usage(path.parent).free
+    except OSError as error:
+        raise error_of_system(path, error) from error
 
 
 def check_space(path: Path, need: int = 0) -> None:
@@ -96,81 +88,16 @@ def check_space(path: Path, need: int = 0) -> None:
         )
 
 
-# ------------------------------------------------------------------------------ errors
-
-
-@contextmanager
-def translated(path: Path) -> Iterator[None]:
-    """Translate errors of SQLite and of the system."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        raise _of_sqlite(path, error) from error
-    except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
-            raise StoreError(TOO_MANY_FILES) from error
-        if error.errno in NO_SPACE:
-            raise DiskFull(f"The disk of {path} is full; free some space, then repeat.") from error
-        raise StoreError(f"{path} cannot be used ({error}); check the disk and the permissions.") from error
-
-
-def _of_sqlite(path: Path, error: sqlite3.Error) -> StoreError:
-    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
-    # SQLite has no separate code for these
-    unreadable = str(error).startswith(("malformed JSON", "Could not decode to UTF-8"))
-    if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-        return StoreCorrupt(f"{path} is damaged ({error}); {HINT}.")
-    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_space(path)):
-        return DiskFull(f"The disk of {path} is full; nothing was written. Free some space, then repeat.")
-    if code == sqlite3.SQLITE_READONLY:
-        return StoreReadOnly(
-            f"{path} cannot be written ({error}); allow this user to write its folder. Even reading needs that while "
-            "the file has a log."
-        )
-    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and spare_files() < _FILES:
+def error_of_system(path: Path, error: OSError) -> StoreError:
+    """Return what to raise for an error of the system."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
         return StoreError(TOO_MANY_FILES)
-    if code == sqlite3.SQLITE_IOERR:
-        return StoreReadOnly(
-            f"The disk failed while writing {path} ({error}); check the disk, then open the store again."
-        )
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return StoreError(f"{path} cannot be opened ({error}); check the folder and its permissions.")
-    return StoreError(f"{path}: {error}.")
-
-
-def _no_space(path: Path) -> bool:
-    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    largest = max(size_of_file(path), size_of_file(Path(f"{path}-wal")))
-    if limit != resource.RLIM_INFINITY and largest + 2 * PAGE_SIZE > limit:
-        return True
-    try:
-        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as probe:
-            probe.write(bytes(PAGE_SIZE))
-    except OSError as error:  # a disk that was removed raises something else
-        return error.errno in NO_SPACE
-    return False
-
-
-def spare_files() -> int:
-    """Return how many more files this process may open."""
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    limit = sys.maxsize if limit == resource.RLIM_INFINITY else limit
-    try:
-        return limit - len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
-    except OSError:  # no file is left to list them with
-        return 0
+    if error.errno in NO_SPACE:
+        return DiskFull(f"The disk of {path} is full; free some space, then repeat.")
+    return StoreError(f"{path} cannot be used ({error}); check the disk and the permissions.")
 
 
 # ------------------------------------------------------------------------------ a store's folder
-
-
-def check_process(pid: int) -> None:
-    """Refuse a store that a parent process opened: its threads do not exist here, so a call would wait forever."""
-    if os.getpid() != pid:
-        raise StoreClosed(
-            "The store was opened before this process was forked, so it cannot be used here. Open it again in this "
-            'process with read_only=True, or start processes with the method "spawn".'
-        )
 
 
 def read_id(folder: Path) -> str | None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from nnclr_hub.errors import OpenedForReading, StoreClosed, StoreCorrupt
-from nnclr_hub.store.disk import check_process, check_space, give_back, take_lock
-from nnclr_hub.store.sqlite import Database, connect, replacement, with_hint
+from nnclr_hub.store.disk import check_space, give_back, take_lock
+from nnclr_hub.store.sqlite import Database, check_process, connect, replacement, with_hint
 
 log = logging.getLogger(__name__)
 RECORDS = "records.sqlite"

@@ -1,4 +1,4 @@
-"""SQLite files: how they are opened, and the small ones of a store, its names and its records.
+"""SQLite files: how they are opened, their errors, and the small ones of a store, its names and its records.
 
 A write-ahead log with synchronous=FULL: a COMMIT that returned survives kill -9, a crash of the system and, if the disk
 honors fsync, the loss of power.
@@ -7,20 +7,33 @@ honors fsync, the loss of power.
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import sqlite3
 import struct
+import sys
+import tempfile
 import threading
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from nnclr_hub.errors import DiskFull, StoreClosed, StoreCorrupt, StoreTooNew
+from nnclr_hub.errors import DiskFull, StoreClosed, StoreCorrupt, StoreError, StoreReadOnly, StoreTooNew
 from nnclr_hub.plural import counted
-from nnclr_hub.store.disk import HINT, PAGE_SIZE, check_process, fsync_folder, make_folder, size_of_file, translated
+from nnclr_hub.store.disk import (
+    NO_SPACE,
+    TOO_MANY_FILES,
+    error_of_system,
+    fsync_folder,
+    make_folder,
+    size_of_file,
+)
 
 BUSY_SECONDS = 5.0
+PAGE_SIZE = 16_384
+HINT = "restore a backup, save what is readable with `nnclr store repair COLLECTION`, or import an export"
+_FILES = 4  # a database, its log, the index of the log, and a folder
 
 
 def connect(path: Path, format: int, *, read_only: bool = False, create: bool = False) -> sqlite3.Connection:
@@ -109,14 +122,10 @@ def reading(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         connection.execute("COMMIT")
 
 
-@contextmanager
-def with_hint(path: Path, hint: str) -> Iterator[None]:
-    """Translate errors as `translated` does, with another hint for damage to this file."""
-    try:
-        with translated(path):
-            yield
-    except StoreCorrupt as error:
-        raise StoreCorrupt(f"{path} is damaged ({error.__cause__ or 'it fails its check'}); {hint}.") from error
+def bytes_of_database(path: Path) -> int:
+    """Return the bytes of an SQLite file and its log."""
+    with translated(path):
+        return size_of_file(path) + size_of_file(Path(f"{path}-wal"))
 
 
 def remove_files(path: Path) -> None:
@@ -145,6 +154,86 @@ def replace_damaged(path: Path, new: Path, lost: Path) -> Path:
     os.replace(new, path)
     fsync_folder(path.parent)
     return kept
+
+
+# ------------------------------------------------------------------------------ errors
+
+
+def check_process(pid: int) -> None:
+    """Refuse a store that a parent process opened: its threads do not exist here, so a call would wait forever."""
+    if os.getpid() != pid:
+        raise StoreClosed(
+            "The store was opened before this process was forked, so it cannot be used here. Open it again in this "
+            'process with read_only=True, or start processes with the method "spawn".'
+        )
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Translate errors of SQLite and of the system."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise _of_sqlite(path, error) from error
+    except OSError as error:
+        raise error_of_system(path, error) from error
+
+
+def _of_sqlite(path: Path, error: sqlite3.Error) -> StoreError:
+    code = (getattr(error, "sqlite_errorcode", None) or 0) & 0xFF  # the primary code of an extended one
+    # SQLite has no separate code for these
+    unreadable = str(error).startswith(("malformed JSON", "Could not decode to UTF-8"))
+    if unreadable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return StoreCorrupt(f"{path} is damaged ({error}); {HINT}.")
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and _no_space(path)):
+        return DiskFull(f"The disk of {path} is full; nothing was written. Free some space, then repeat.")
+    if code == sqlite3.SQLITE_READONLY:
+        return StoreReadOnly(
+            f"{path} cannot be written ({error}); allow this user to write its folder. Even reading needs that while "
+            "the file has a log."
+        )
+    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR) and spare_files() < _FILES:
+        return StoreError(TOO_MANY_FILES)
+    if code == sqlite3.SQLITE_IOERR:
+        return StoreReadOnly(
+            f"The disk failed while writing {path} ({error}); check the disk, then open the store again."
+        )
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return StoreError(f"{path} cannot be opened ({error}); check the folder and its permissions.")
+    return StoreError(f"{path}: {error}.")
+
+
+def _no_space(path: Path) -> bool:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    largest = max(size_of_file(path), size_of_file(Path(f"{path}-wal")))
+    if limit != resource.RLIM_INFINITY and largest + 2 * PAGE_SIZE > limit:
+        return True
+    try:
+        with tempfile.TemporaryFile(dir=path.parent, buffering=0) as probe:
+            probe.write(bytes(PAGE_SIZE))
+    except OSError as error:  # a disk that was removed raises something else
+        return error.errno in NO_SPACE
+    return False
+
+
+def spare_files() -> int:
+    """Return how many more files this process may open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = sys.maxsize if limit == resource.RLIM_INFINITY else limit
+    try:
+        return limit - len(os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"))
+    except OSError:  # no file is left to list them with
+        return 0
+
+
+@contextmanager
+def with_hint(path: Path, hint: str) -> Iterator[None]:
+    """Translate errors as `translated` does, with another hint for damage to this file."""
+    try:
+        with translated(path):
+            yield
+    except StoreCorrupt as error:
+        raise StoreCorrupt(f"{path} is damaged ({error.__cause__ or 'it fails its check'}); {hint}.") from error
 
 
 # ------------------------------------------------------------------------------ lost commits

@@ -168,15 +168,14 @@ class ChangesResponse(Strict):
     log: str = Field("", description="the log that the numbers belong to; pass it with `since`")
 
 
-router = Router(prefix="/api/v1/collections", tags=["collections"])
+router = Router(prefix="/api/v1/collections", tags=["collections"], stage="store")
 MISSING = "collection_not_found"
 
 
 @router.on("GET", "", READ)
 def list_collections(here: Here) -> CollectionsResponse:
     """List all collections by name."""
-    with measured("store"):
-        return CollectionsResponse(collections=[response_of(info) for info in here.workbench.store.list()])
+    return CollectionsResponse(collections=[response_of(info) for info in here.workbench.store.list()])
 
 
 @router.on(
@@ -193,24 +192,21 @@ async def create(name: str, body: CollectionRequest, response: Response, here: H
 @router.on("GET", "/{name}", READ, MISSING)
 def describe(name: str, here: Here) -> CollectionResponse:
     """Describe a collection, by its name or an alias."""
-    with measured("store"):
-        return response_of(here.workbench.collection(name).info())
+    return response_of(here.workbench.collection(name).info())
 
 
 @router.on("DELETE", "/{name}", WRITE, f"{MISSING} {FAILED_WRITE}", status_code=204)
 def drop(name: str, here: Here) -> None:
     """Delete a collection with all its items, and the aliases that point to it."""
-    with measured("store"):
-        here.workbench.drop(name)
+    here.workbench.drop(name)
 
 
 @router.on("PATCH", "/{name}", WRITE, f"collection_exists {MISSING} {FAILED_WRITE}")
 def rename(name: str, body: RenameRequest, here: Here) -> CollectionResponse:
     """Rename a collection. Its aliases and inspections follow."""
     bench = here.workbench
-    with measured("store"):
-        bench.rename(name, body.name)
-        return response_of(bench.collection(body.name).info())
+    bench.rename(name, body.name)
+    return response_of(bench.collection(body.name).info())
 
 
 @router.on("GET", "/{name}/label-keys", READ, f"{MISSING} invalid_filter")
@@ -220,8 +216,7 @@ def label_keys(
     field: Annotated[str | None, Query(min_length=1, max_length=128, description="another metadata key")] = None,
 ) -> LabelKeysResponse:
     """Return the metadata key that people label, and the labels that the keys 1 to 9 give."""
-    with measured("store"):
-        keys = read_label_keys(here.workbench.store.records, here.workbench.collection(name).name, field)
+    keys = read_label_keys(here.workbench.store.records, here.workbench.collection(name).name, field)
     return LabelKeysResponse(field=keys.field, labels=list(keys.labels))
 
 
@@ -229,8 +224,7 @@ def label_keys(
 def set_label_keys(name: str, body: LabelKeysRequest, here: Here) -> LabelKeysResponse:
     """Set them, for everybody who labels the collection."""
     keys, expected = LabelKeys(body.field, tuple(body.labels)), None if body.expected is None else tuple(body.expected)
-    with measured("store"):
-        write_label_keys(here.workbench.store.records, here.workbench.collection(name).name, keys, expected)
+    write_label_keys(here.workbench.store.records, here.workbench.collection(name).name, keys, expected)
     return LabelKeysResponse(field=keys.field, labels=list(keys.labels))
 
 
@@ -238,10 +232,9 @@ def set_label_keys(name: str, body: LabelKeysRequest, here: Here) -> LabelKeysRe
 def count(name: str, here: Here, where: WhereText = None) -> CountResponse:
     """Count the items, or the items that match a filter."""
     condition = read_where(where)
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        here.answers.open()
-        return CountResponse(count=collection.count(condition))
+    collection = here.workbench.collection(name)
+    here.answers.open()
+    return CountResponse(count=collection.count(condition))
 
 
 @router.on("POST", "/{name}/snapshot", WRITE, f"{MISSING} {FAILED_WRITE}", status_code=204)
@@ -255,12 +248,11 @@ async def snapshot(name: str, here: Here) -> None:
 def copy_items(name: str, body: CopyRequest, here: Here) -> CopyResponse:
     """Copy or move items to another collection of the same encoder. Items with the same ids are replaced there."""
     bench = here.workbench
-    with measured("store"):
-        source, target = bench.collection(name), bench.collection(body.to)
-        copied = bench.copy_items(source.name, target.name, body.ids, move=body.move)
-        if copied and target.name != source.name:
-            note_changes(bench, target.name, copied)
-            note_changes(bench, source.name, copied if body.move else 0)
+    source, target = bench.collection(name), bench.collection(body.to)
+    copied = bench.copy_items(source.name, target.name, body.ids, move=body.move)
+    if copied and target.name != source.name:
+        note_changes(bench, target.name, copied)
+        note_changes(bench, source.name, copied if body.move else 0)
     return CopyResponse(copied=copied)
 
 
@@ -348,27 +340,24 @@ def _create_or_compare(bench: Workbench, name: str, spec: CollectionSpec) -> tup
 
 # ---- aliases; the ids of operations are published, and generated clients are named after them
 
-aliases = Router(prefix="/api/v1/aliases", tags=["aliases"])
+aliases = Router(prefix="/api/v1/aliases", tags=["aliases"], stage="store")
 
 
 @aliases.on("GET", "", READ)
 def list_aliases(here: Here) -> AliasesResponse:
     """List all aliases with their collections."""
-    with measured("store"):
-        found = here.workbench.store.aliases()
+    found = here.workbench.store.aliases()
     return AliasesResponse(aliases=[AliasResponse(alias=alias, collection=name) for alias, name in found.items()])
 
 
 @aliases.on("PUT", "/{alias}", WRITE, f"collection_exists {MISSING} {FAILED_WRITE}", operation_id="aliases-point")
 def set_alias(alias: str, body: AliasRequest, here: Here) -> AliasResponse:
     """Point an alias to a collection. If it pointed to another one, it switches atomically."""
-    with measured("store"):
-        here.workbench.store.alias(alias, body.collection)
-        return AliasResponse(alias=alias, collection=here.workbench.collection(alias).name)
+    here.workbench.store.alias(alias, body.collection)
+    return AliasResponse(alias=alias, collection=here.workbench.collection(alias).name)
 
 
 @aliases.on("DELETE", "/{alias}", WRITE, f"{MISSING} {FAILED_WRITE}", status_code=204, operation_id="aliases-forget")
 def delete_alias(alias: str, here: Here) -> None:
     """Delete an alias; its collection stays."""
-    with measured("store"):
-        here.workbench.store.unalias(alias)
+    here.workbench.store.unalias(alias)

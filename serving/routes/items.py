@@ -74,7 +74,7 @@ CSV = "text/csv"
 MAX_COLUMNS = 64  # most columns of a table in one request
 SHOWN = 10  # rows without an item in an answer
 
-router = Router(prefix="/api/v1/collections/{name}", tags=["items"])
+router = Router(prefix="/api/v1/collections/{name}", tags=["items"], stage="store")
 
 
 # ---- add items
@@ -195,8 +195,7 @@ def put_vectors(
             f"The id {twice[0]!r:.150} is given twice in one request; every item needs a different id."
         )
     items = [Item(one.id, decode_vector(one.vector, f"vector of {one.id!r}"), one.metadata) for one in body.root]
-    with measured("store"):
-        seq = here.workbench.upsert(name, items, fingerprint=fingerprint)
+    seq = here.workbench.upsert(name, items, fingerprint=fingerprint)
     note_changes(here.workbench, name, len(items))
     return StoredResponse(stored=len(items), seq=seq)
 
@@ -242,10 +241,9 @@ def list_items(
         raise InvalidRequest(f"limit must be at most {MAX_LIMIT_WITH_VECTORS} with vectors, got {limit}.")
     condition = read_where(where)
     last = None if cursor is None else read_cursor(name, condition, cursor)
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        answer = here.answers.open()
-        page = collection.scroll(last, limit, condition, with_vector=with_vector)
+    collection = here.workbench.collection(name)
+    answer = here.answers.open()
+    page = collection.scroll(last, limit, condition, with_vector=with_vector)
     following = None if page.cursor is None else write_cursor(name, condition, page.cursor)
     items = answer.list(_item(item, with_vector) for item in page.items)
     return PartsResponse([b'{"items":', *items, b',"cursor":', encoded(following), b"}"])
@@ -254,10 +252,9 @@ def list_items(
 @router.on("POST", "/lookup", READ, f"{MISSING} answer_too_large", response_model=ItemsByIdResponse)
 def get_items(name: str, body: ItemsByIdRequest, here: Here) -> Response:
     """Return many items by their ids; ids that do not exist are left out."""
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        answer = here.answers.open()
-        found = collection.get(body.ids)
+    collection = here.workbench.collection(name)
+    answer = here.answers.open()
+    found = collection.get(body.ids)
     items = answer.list(_item(item, body.with_vector) for item in found)
     return PartsResponse([b'{"items":', *items, b"}"])
 
@@ -265,9 +262,8 @@ def get_items(name: str, body: ItemsByIdRequest, here: Here) -> Response:
 @router.on("GET", "/items/{id}", READ, f"{MISSING} item_not_found", response_model=ItemResponse)
 def get_item(name: str, id: str, here: Here) -> Response:
     """Return one item with its vector."""
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        found = collection.get([id])
+    collection = here.workbench.collection(name)
+    found = collection.get([id])
     if not found:
         raise ItemNotFound(f"Collection {collection.name!r} has no item {id!r}.")
     return PartsResponse([encoded(_item(found[0], with_vector=True))])
@@ -333,13 +329,12 @@ _THUMBNAILS = binary(
 def get_thumbnails(name: str, body: ThumbnailsRequest, here: Here) -> Response:
     """Return the thumbnails of many items, which costs a fraction of one request for each."""
     parts: list[bytes] = []
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        for id in body.ids:
-            jpeg = None
-            with suppress(ItemNotFound):
-                jpeg = collection.thumbnail(id)
-            parts += [struct.pack("<I", len(jpeg or b"")), jpeg or b""]
+    collection = here.workbench.collection(name)
+    for id in body.ids:
+        jpeg = None
+        with suppress(ItemNotFound):
+            jpeg = collection.thumbnail(id)
+        parts += [struct.pack("<I", len(jpeg or b"")), jpeg or b""]
     return Response(b"".join(parts), media_type=BYTES)
 
 
@@ -361,8 +356,7 @@ def thumbnail(
     ] = None,
 ) -> Response:
     """Return the thumbnail of an item: a JPEG of at most 256 pixels per side."""
-    with measured("store"):
-        jpeg = here.workbench.collection(name).thumbnail(id)
+    jpeg = here.workbench.collection(name).thumbnail(id)
     if jpeg is None:
         raise ItemNotFound(f"Item {id!r} has no thumbnail, because it was added by its vector.")
     # an item may be replaced under the same id, so a browser must revalidate an address without a version
@@ -383,8 +377,7 @@ def original(name: str, id: str, here: Here) -> Response:
     The original is sent if it was kept, or if its file is in a source folder of the server and has not changed. The
     header `X-Image` is `source` or `thumbnail`.
     """
-    with measured("store"):
-        collection = here.workbench.collection(name)
+    collection = here.workbench.collection(name)
     found = read_original(collection, id, here.settings.source_folders, here.workbench.originals)
     headers = {"Cache-Control": "private, no-cache", "X-Image": found.of}
     return Response(found.data, media_type=found.media_type, headers=headers)
@@ -452,8 +445,7 @@ _WRITE_ERRORS = f"{MISSING} invalid_filter request_too_large {FAILED_WRITE}"
 @router.on("DELETE", "/items/{id}", WRITE, f"{MISSING} item_not_found {FAILED_WRITE}", status_code=204)
 def delete_item(name: str, id: str, here: Here) -> None:
     """Delete an item; when this returns, the deletion is durable."""
-    with measured("store"):
-        deleted = here.workbench.delete(name, [id])
+    deleted = here.workbench.delete(name, [id])
     if not deleted:
         raise ItemNotFound(f"Collection {here.workbench.collection(name).name!r} has no item {id!r}.")
     note_changes(here.workbench, name, deleted)
@@ -475,13 +467,12 @@ def update_metadata(name: str, body: MetadataRequest, here: Here) -> UpdatedResp
     All items are changed or, after an error, none.
     """
     bench = here.workbench
-    with measured("store"):
-        _admit(here, name, body)
-        if body.each is not None:
-            updated = bench.update_each(name, body.each, expected=body.expected, by_path=body.by_path)
-        else:
-            patch = body.metadata or {}
-            updated = bench.update_metadata(name, patch, ids=body.ids, where=body.where, replace=body.replace)
+    _admit(here, name, body)
+    if body.each is not None:
+        updated = bench.update_each(name, body.each, expected=body.expected, by_path=body.by_path)
+    else:
+        patch = body.metadata or {}
+        updated = bench.update_metadata(name, patch, ids=body.ids, where=body.where, replace=body.replace)
     note_changes(bench, name, updated)
     return UpdatedResponse(updated=updated)
 
@@ -558,11 +549,10 @@ def label_items(
         raise RequestTooLarge(
             f"{file_name} has {len(rows.rows):,} rows, and one request takes at most {MAX_WRITTEN:,}; split it."
         )
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        here.answers.open()
-        found = table_values(collection, rows, key)
-        updated = 0 if dry_run else here.workbench.update_each(name, found.values, by_path=True)
+    collection = here.workbench.collection(name)
+    here.answers.open()
+    found = table_values(collection, rows, key)
+    updated = 0 if dry_run else here.workbench.update_each(name, found.values, by_path=True)
     note_changes(here.workbench, name, updated)
     return LabelsResponse(
         matched=found.matched,
@@ -613,10 +603,9 @@ class IndexedRequest(Strict):
 @router.on("POST", "/facets", READ, f"{MISSING} invalid_filter answer_too_large", response_model=FacetsResponse)
 def facets(name: str, body: FacetsRequest, here: Here) -> Response:
     """Count the values of metadata keys among all items, or those that pass a filter."""
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        answer = here.answers.open(len(body.keys))
-        found = collection.facets(body.keys, body.where, body.limit, bins=body.bins)
+    collection = here.workbench.collection(name)
+    answer = here.answers.open(len(body.keys))
+    found = collection.facets(body.keys, body.where, body.limit, bins=body.bins)
     listed = answer.list(
         {
             "key": key,
@@ -633,7 +622,6 @@ def facets(name: str, body: FacetsRequest, here: Here) -> Response:
 @router.on("PUT", "/indexed", WRITE, f"{MISSING} invalid_filter {FAILED_WRITE}")
 def change_indexed(name: str, body: IndexedRequest, here: Here) -> CollectionResponse:
     """Index these metadata keys and no others, in the background; filters work with every key at any time."""
-    with measured("store"):
-        collection = here.workbench.collection(name)
-        collection.change_indexed(body.keys)
-        return response_of(collection.info())
+    collection = here.workbench.collection(name)
+    collection.change_indexed(body.keys)
+    return response_of(collection.info())

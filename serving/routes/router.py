@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import lru_cache, wraps
 from typing import Annotated, Any, Protocol, TypeVar, get_type_hints
 
@@ -33,7 +34,7 @@ from ..problems import describe_errors
 from ..readiness import Startup
 from ..request_bodies import read_json
 from ..settings import Settings
-from ..telemetry import Metrics
+from ..telemetry import Metrics, measured
 from ..url_fetcher import Fetcher
 from .schemas import FILE, json_body
 
@@ -48,7 +49,15 @@ class Router(APIRouter):
     """A router whose routes declare the scope that a key needs, and the errors that they answer.
 
     A parameter that is a pydantic model is the JSON body, which is read with the limits of `request_bodies`.
+
+    Args:
+        stage: as which the work of its synchronous endpoints is timed; "": not.
+        options: see `APIRouter`.
     """
+
+    def __init__(self, *, stage: str = "", **options: Any) -> None:
+        super().__init__(**options)
+        self._stage = stage
 
     def on(
         self,
@@ -85,7 +94,7 @@ class Router(APIRouter):
                 if "response_model" not in options:
                     described = {"response_class": Response, **described}
             endpoint.__access__ = Access(scope, streamed)  # type: ignore[attr-defined]
-            answering = _encoding_in_thread(endpoint, options.get("status_code", 200))
+            answering = _encoding_in_thread(endpoint, options.get("status_code", 200), self._stage)
             self.add_api_route(path, answering, methods=[method], responses=documented, **described)
             return endpoint
 
@@ -110,14 +119,19 @@ def _read_bodies_by_us(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
     return found
 
 
-def _encoding_in_thread(endpoint: Callable[..., Any], status: int) -> Callable[..., Any]:
-    """Return an endpoint that encodes its model in the thread in which it runs; FastAPI does so in the event loop."""
+def _encoding_in_thread(endpoint: Callable[..., Any], status: int, stage: str) -> Callable[..., Any]:
+    """Return an endpoint that encodes its model in the thread in which it runs; FastAPI does so in the event loop.
+
+    Args:
+        stage: as which the work of the endpoint is timed; "": not.
+    """
     if inspect.iscoroutinefunction(endpoint):
         return endpoint
 
     @wraps(endpoint)
     def answer(*args: Any, **given: Any) -> Any:
-        found = endpoint(*args, **given)
+        with measured(stage) if stage else nullcontext():
+            found = endpoint(*args, **given)
         if not isinstance(found, BaseModel):
             return found
         own = given.get("response")

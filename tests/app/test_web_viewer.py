@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,8 +89,13 @@ def test_an_image_keeps_its_size_when_a_hint_appears(explore, context):
     stage = page.locator("viewed-image")
     before = stage.bounding_box()
     assert before["height"] > 0.3 * page.viewport_size["height"]
+    held: list[Any] = []
+    page.route("**/api/v1/attention", lambda route: held.append(route))
     page.get_by_role("button", name="Where it looks").click()
+    page.wait_for_selector(".viewer [role=status]:has-text('Computing the map')")
+    held[0].continue_()
     page.wait_for_selector("viewed-image .attention:not([hidden])")
+    page.wait_for_selector(".viewer [role=status]:has-text('Bright where')")
     assert stage.bounding_box() == before
 
 

@@ -15,7 +15,7 @@ from nnclr_hub.cli.app import app
 from nnclr_hub.errors import StoreCorrupt
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec, Item
-from nnclr_hub.store.disk import PAGE_SIZE
+from nnclr_hub.store.sqlite import PAGE_SIZE
 
 DIM, N = 16, 2000
 VECTORS = np.random.default_rng(0).normal(size=(N, DIM)).astype(np.float32)

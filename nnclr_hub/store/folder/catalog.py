@@ -13,9 +13,9 @@ from pathlib import Path
 
 from nnclr_hub.errors import InvalidRequest, StoreCorrupt, StoreError, StoreTooNew
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.disk import give_back, size_of_file, take_lock, translated
+from nnclr_hub.store.disk import give_back, size_of_file, take_lock
 from nnclr_hub.store.folder.schema import SCHEMA, connect
-from nnclr_hub.store.sqlite import CommitRecord, Database, replacement
+from nnclr_hub.store.sqlite import CommitRecord, Database, replacement, translated
 
 log = logging.getLogger(__name__)
 CATALOG = "catalog.sqlite"

@@ -20,7 +20,6 @@ from nnclr_hub.errors import CollectionNotFound, ItemNotFound
 from nnclr_hub.plural import counted
 from nnclr_hub.store import checks, edits, facets
 from nnclr_hub.store.base import Collection
-from nnclr_hub.store.disk import bytes_of_database, check_process
 from nnclr_hub.store.folder import rows, schema, verify
 from nnclr_hub.store.folder.filter_sql import filter_sql
 from nnclr_hub.store.folder.log import last_vector_change, read_changes
@@ -32,6 +31,7 @@ from nnclr_hub.store.items import ById, Item, Match, Page, Progress, SearchOptio
 from nnclr_hub.store.percentiles import RandomScores, RandomVectors, random_items
 from nnclr_hub.store.reports import ChangePage, CollectionInfo, RepairReport, Statistics, VerifyReport
 from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.sqlite import bytes_of_database, check_process
 from nnclr_hub.store.where import EVERYTHING, parse
 
 POLL_SECONDS = 0.1  # between two looks at what another process writes
@@ -195,7 +195,6 @@ class EmbeddedCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = checks.check_queries(vectors, self.spec)
-        checks.check_search(k, options)
         group, known = EVERYTHING if options.where is None else parse(options.where), self._files.filters
 
         def find(connection: sqlite3.Connection, state: State) -> list[list[Match]]:

@@ -19,7 +19,7 @@ import faiss
 
 from nnclr_hub.errors import StoreError
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.disk import LOW_WATER, free_bytes, translated
+from nnclr_hub.store.disk import LOW_WATER, free_bytes
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.log import trim_log
 from nnclr_hub.store.folder.rows import fetch_vectors, last_seq
@@ -31,6 +31,7 @@ from nnclr_hub.store.index.state import Fetch, Main, State, States, threads
 from nnclr_hub.store.index_kinds import COARSE, FLAT, HNSW
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.settings import StoreSettings
+from nnclr_hub.store.sqlite import translated
 
 log = logging.getLogger(__name__)
 NICE = 10

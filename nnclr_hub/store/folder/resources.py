@@ -22,7 +22,7 @@ import numpy as np
 
 from nnclr_hub.errors import DiskFull, OpenedForReading, StoreError
 from nnclr_hub.store.cancellation import cancellable_queries
-from nnclr_hub.store.disk import bytes_of_database, check_process, free_bytes, translated
+from nnclr_hub.store.disk import free_bytes
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.filters import Facets, Filters
 from nnclr_hub.store.folder.maintenance import Maintenance
@@ -35,7 +35,15 @@ from nnclr_hub.store.index.state import NO_ROWS, Main, State, States
 from nnclr_hub.store.index_kinds import FLAT
 from nnclr_hub.store.reports import Statistics
 from nnclr_hub.store.settings import StoreSettings
-from nnclr_hub.store.sqlite import CommitRecord, check_size, quick_check, reading
+from nnclr_hub.store.sqlite import (
+    CommitRecord,
+    bytes_of_database,
+    check_process,
+    check_size,
+    quick_check,
+    reading,
+    translated,
+)
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

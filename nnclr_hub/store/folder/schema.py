@@ -17,11 +17,10 @@ from pathlib import Path
 
 from nnclr_hub.errors import InvalidFilter, StoreCorrupt
 from nnclr_hub.plural import counted
-from nnclr_hub.store.disk import HINT
 from nnclr_hub.store.folder.filter_sql import add_functions, value_sql
 from nnclr_hub.store.spec import CollectionSpec
+from nnclr_hub.store.sqlite import HINT, sequence
 from nnclr_hub.store.sqlite import connect as connect_to
-from nnclr_hub.store.sqlite import sequence
 from nnclr_hub.store.where import check_key
 
 SCHEMA = 6

@@ -12,17 +12,16 @@ import shutil
 import threading
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TypeVar
 
 from nnclr_hub.arguments import checked
 from nnclr_hub.errors import CollectionNotFound, DiskFull, InvalidRequest, NNCLRHubError, StoreError
-from nnclr_hub.json_text import is_utf8
 from nnclr_hub.store.base import Collection, VectorStore, is_alias
 from nnclr_hub.store.checks import check_collection_name
-from nnclr_hub.store.disk import bytes_of_database, fsync_folder, give_back, take_lock, translated, write_id
+from nnclr_hub.store.disk import fsync_folder, give_back, take_lock, write_id
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.catalog import CATALOG, LOST, has_collections, open_catalog
 from nnclr_hub.store.folder.collection import IS_MEANT, EmbeddedCollection
@@ -33,7 +32,7 @@ from nnclr_hub.store.records import RECORDS, Records
 from nnclr_hub.store.reports import CollectionInfo, SalvageReport, Statistics
 from nnclr_hub.store.settings import StoreSettings
 from nnclr_hub.store.spec import CollectionSpec
-from nnclr_hub.store.sqlite import remove_files
+from nnclr_hub.store.sqlite import bytes_of_database, remove_files, translated
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -52,6 +51,8 @@ class EmbeddedStore(VectorStore):
         InvalidRequest: read_only, and the folder has no store.
         StoreTooNew, StoreCorrupt, StoreError: it cannot be opened.
     """
+
+    UNCHECKED = ("get",)
 
     @checked
     def __init__(
@@ -320,12 +321,14 @@ class EmbeddedStore(VectorStore):
 
     def _resolve(self, name: str, *, aliases: bool = True) -> tuple[str, str]:
         """Return a collection's own name and the stem of its file; `aliases`: whether an alias is accepted."""
-        if not is_utf8(name):  # SQLite cannot look it up
-            raise self.not_found(name)
+        if not isinstance(name, str):
+            raise InvalidRequest(f"name must be a string, got {name!r:.80}.")
         own = "coalesce((SELECT name FROM aliases WHERE alias = ?1), ?1)"
         with self._catalog.using() as root:
             assert root is not None
-            row = root.execute(f"SELECT name, uuid FROM collections WHERE name = {own}", [name]).fetchone()
+            row = None
+            with suppress(UnicodeEncodeError):  # SQLite cannot look up a name that is not UTF-8
+                row = root.execute(f"SELECT name, uuid FROM collections WHERE name = {own}", [name]).fetchone()
             if row is None:
                 raise self.not_found(name)
         if row[0] != name and not aliases:

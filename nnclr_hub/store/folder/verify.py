@@ -14,14 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from nnclr_hub.errors import StoreCorrupt
-from nnclr_hub.store.disk import fsync_folder, translated
+from nnclr_hub.store.disk import fsync_folder
 from nnclr_hub.store.folder.resources import Resources
 from nnclr_hub.store.folder.rows import all_rids, delete_damaged, fetch_vectors, parse_object, row_crc, size_of
 from nnclr_hub.store.folder.schema import check_meta, check_totals
 from nnclr_hub.store.index.state import RowSet, State, nearest, score
 from nnclr_hub.store.items import Progress
 from nnclr_hub.store.reports import VerifyReport
-from nnclr_hub.store.sqlite import quick_check
+from nnclr_hub.store.sqlite import quick_check, translated
 
 SAMPLE = 50
 NEIGHBORS = 10

@@ -28,12 +28,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nnclr_hub.errors import CollectionNotFound, DiskFull, NNCLRHubError, StoreClosed, StoreError, StoreReadOnly
-from nnclr_hub.store.disk import check_process, check_space, translated
+from nnclr_hub.store.disk import check_space
 from nnclr_hub.store.failpoints import reached
 from nnclr_hub.store.folder.rows import Changes, last_seq
 from nnclr_hub.store.folder.schema import Commit, insert_commit, last_commit
 from nnclr_hub.store.index.state import NO_ROWS, States
-from nnclr_hub.store.sqlite import CommitRecord, sequence
+from nnclr_hub.store.sqlite import CommitRecord, check_process, sequence, translated
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -13,7 +13,7 @@ import numpy as np
 from nnclr_hub.errors import InvalidRequest, ItemNotFound, OpenedForReading, StoreError
 from nnclr_hub.store.base import ById, Collection, Item, Match, Page, Progress, SearchOptions, Where
 from nnclr_hub.store.cancellation import check_cancelled
-from nnclr_hub.store.checks import MAX_LIMIT, check_ids, check_name, check_queries, check_search, check_whole
+from nnclr_hub.store.checks import MAX_LIMIT, check_ids, check_name, check_queries, check_whole
 from nnclr_hub.store.edits import Edit, check_choice, check_unchanged, each_editor, editor
 from nnclr_hub.store.facets import Facet, check_facets
 from nnclr_hub.store.items import canonical
@@ -142,7 +142,6 @@ class MilvusCollection(Collection):
 
     def nearest(self, vectors: Sequence[np.ndarray] | np.ndarray, k: int, options: SearchOptions) -> list[list[Match]]:
         queries = check_queries(vectors, self.spec)
-        check_search(k, options)
         expression = self._expression(options.where)
         if options.exact and self._index.effort:
             raise InvalidRequest(

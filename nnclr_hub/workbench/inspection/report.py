@@ -116,11 +116,13 @@ def _summary(kept: KeptInspection) -> str:
         "Leaks between splits": count["leaks"],
         "Outliers": count["outliers"],
         "Clusters": count["clusters"],
-        "Labeled": f"{labeled} in {counted(len(found['classes']), 'class', 'classes')}" if labeled else "none",
+        "Labeled": f"{labeled:,} in {counted(len(found['classes']), 'class', 'classes')}" if labeled else "none",
         "Suspect labels": count["suspect_labels"],
     }
     rows["Encoder"] = found["model"]
-    return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in rows.items())
+    texts = {name: f"{value:,}" if isinstance(value, int) else str(value) for name, value in rows.items()}
+    cells = {name: escape(text).replace("_", "_<wbr>") for name, text in texts.items()}  # names of encoders are long
+    return "".join(f"<div><dt>{escape(name)}</dt><dd>{cell}</dd></div>" for name, cell in cells.items())
 
 
 def _sections(kept: KeptInspection, subject: Subject, folder: Path) -> str:

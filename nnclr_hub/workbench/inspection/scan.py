@@ -28,7 +28,7 @@ from nnclr_hub.inspect.alignment import COLOR_SIDE, SIDE
 from nnclr_hub.inspect.facts import ImageFacts, image_facts
 from nnclr_hub.read_ahead import batches, read_ahead
 from nnclr_hub.store.base import Progress
-from nnclr_hub.store.disk import translated
+from nnclr_hub.store.sqlite import translated
 from nnclr_hub.workbench.image_record import pixel_hash
 
 FACTS_SIDE = 256  # pixels of the copy whose sharpness is measured
