@@ -57,7 +57,6 @@ TESTS = {
     "training/data/pixel_ops": [
         "tests/training/test_pixel_ops.py",
         "tests/training/test_augment.py",
-        "tests/training/test_jitter.py",
         "tests/training/test_view_pipeline.py",
     ],
     "training/data/cutting": ["tests/training/test_augment.py", "tests/training/test_originals.py"],

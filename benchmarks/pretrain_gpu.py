@@ -130,8 +130,6 @@ def make_stepper(recipe: Recipe, pack: ImagePack, where: torch.device) -> Steppe
         np.full(len(pack), -1),
         Order(np.array([len(pack)]), recipe.batch_size, 0),
         views=lambda step: recipe.views_at(step / STEPS),
-        batch_size=recipe.batch_size,
-        seed=0,
         where=where,
     )
     ranks = Ranks(0, 1, where, Gather())

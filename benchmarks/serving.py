@@ -38,15 +38,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 from PIL import Image
 from report import Report, cpu_seconds, make_images, seconds, spread
+from server_process import ServerProcess
 from store_data import Clusters
+from waiting import free_port
 
 from nnclr_hub import CollectionSpec, Item, load_encoder, open_store
-from tests.server_process import ServerProcess, free_port
 
 TINY = "random:test_resnet@0"  # where the model does not matter
 DIM, QUERIES, BOUNDARY = 256, 300, "nnclr-benchmark"

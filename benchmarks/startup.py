@@ -19,11 +19,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from report import make_images
-
-from tests.server_process import ServerProcess
+from server_process import ServerProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 BLOCKED = ("torch", "torchvision", "timm", "matplotlib")  # in an installation without torch

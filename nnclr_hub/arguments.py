@@ -114,5 +114,5 @@ def _list_of(member: Kind) -> Kind:
     words, fits = member
     _, is_list = KINDS["Sequence"]
     # others, such as arrays and generators, are read once, by the function
-    is_each = lambda value: not isinstance(value, list | tuple) or all(map(fits, value))  # noqa: E731
+    is_each = lambda value: not isinstance(value, list | tuple | dict) or all(map(fits, value))  # noqa: E731
     return f"a list (each member {words})", lambda value: is_list(value) and is_each(value)

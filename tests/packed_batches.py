@@ -44,8 +44,6 @@ def packed_batches(
         np.full(len(squares), -1) if labels is None else labels,
         order,
         views=views,
-        batch_size=batch_size,
-        seed=0,
         where=where,
         rank=rank,
         world=world,

@@ -145,6 +145,7 @@ def test_members_of_lists_are_checked(store):
         lambda: collection.change_indexed([["label"]]),
         lambda: collection.update_metadata({"a": 1}, ids=["i0"], keep=[["a"]]),
         lambda: collection.delete_unchanged(["i0"]),
+        lambda: collection.delete_unchanged({"id": "i0"}),
         lambda: collection.get(np.array("i0")),
         lambda: next(collection.read_all(-1)),
         lambda: next(collection.read_all(0)),

@@ -26,7 +26,7 @@ from nnclr_hub.errors import CheckpointError
 from nnclr_hub.file_replacement import replace_file
 
 from .data.image_index import ImageIndex
-from .monitor import LOG, NEIGHBORS, Monitor, read_log
+from .monitor import LOG, NEIGHBORS, Metrics, read_log
 from .recipes import Recipe
 from .run import CHECKPOINT, Run
 from .setup import EVALUATED, FREE, SHORTENED, Setup
@@ -36,7 +36,7 @@ UNKNOWN = -1  # id and label of a row whose image was removed
 PARTS = {"recipe", "settings", "init", "terms", "files", "steps_per_epoch", "step", "unlogged", "learner", "scaler"}
 
 
-def state_of(run: Run, setup: Setup, monitor: Monitor, references: dict[str, Any]) -> dict[str, Any]:
+def state_of(run: Run, setup: Setup, unlogged: Metrics, references: dict[str, Any]) -> dict[str, Any]:
     """Return the state of a run for `save_checkpoint`."""
     files = setup.files
     return {
@@ -51,7 +51,7 @@ def state_of(run: Run, setup: Setup, monitor: Monitor, references: dict[str, Any
         "step": run.step,
         "scores": run.scores,
         "references": references,
-        "unlogged": monitor.sums,
+        "unlogged": unlogged,
         "learner": run.learner.state_dict(),
         "optimizer": run.optimizer.state_dict(),
         "scaler": run.scaler.state_dict(),
@@ -156,15 +156,12 @@ def restore(run: Run, saved: Mapping[str, Any], files: ImageIndex, console: Cons
             learner["support_set.labels"] = torch.where(new >= 0, labels[new.clamp(min=0)], UNKNOWN)
         step = round(step / saved["steps_per_epoch"] * run.batches.steps_per_epoch)
         if run.ranks.first and step < run.steps:
-            _convert_log(run.out, run.batches.steps_per_epoch)
+            per_epoch = run.batches.steps_per_epoch
+            lines = [{**line, "step": round(line["epoch"] * per_epoch)} for line in read_log(run.out)]
+            replace_file(run.out / LOG, "".join(json.dumps(line) + "\n" for line in lines))
+            (run.out / NEIGHBORS).unlink(missing_ok=True)
     run.learner.load_state_dict(learner)
     run.optimizer.load_state_dict(saved["optimizer"])
     if scaler := saved["scaler"]:
         run.scaler.load_state_dict(scaler)
     run.step, run.scores = step, saved["scores"]
-
-
-def _convert_log(out: Path, steps_per_epoch: int) -> None:
-    lines = [{**line, "step": round(line["epoch"] * steps_per_epoch)} for line in read_log(out)]
-    replace_file(out / LOG, "".join(json.dumps(line) + "\n" for line in lines))
-    (out / NEIGHBORS).unlink(missing_ok=True)

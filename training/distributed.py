@@ -93,16 +93,11 @@ class Ranks:
         dist.all_reduce(answer, op=dist.ReduceOp.MAX)
         return bool(answer)
 
-    def collect(self, value: Any) -> list[Any] | None:
-        """Return the values of all ranks, in order, on the first rank, and None on the others.
-
-        The others wait for the first, and it waits for them up to `limit`.
-        """
-        if self.world == 1:
-            return [value]
-        self.wait_for_first()
-        found: list[Any] | None = [None] * self.world if self.first else None
-        dist.gather_object(value, found, group=self.waiting)
+    def collect(self, value: T) -> list[T]:
+        """Return the values of all ranks, in order, on every rank."""
+        found: list[Any] = [value] * self.world
+        if self.world > 1:
+            dist.all_gather_object(found, value)
         return found
 
     def of_first(self, compute: Callable[[], T]) -> T:
@@ -115,10 +110,7 @@ class Ranks:
 
     def require_equal(self, **values: object) -> None:
         """Check that all ranks have the same values."""
-        if self.world == 1:
-            return
-        everywhere: list[Any] = [None] * self.world
-        dist.all_gather_object(everywhere, values)
+        everywhere = self.collect(values)
         for name, here in everywhere[0].items():
             others = {str(one[name]) for one in everywhere}
             if len(others) > 1:
@@ -185,8 +177,9 @@ def joined(device: str | torch.device | None, minutes: float = 10.0) -> Iterator
         waiting = dist.new_group(backend="gloo", timeout=WAIT)
     except (dist.DistError, RuntimeError) as error:
         meeting = f"{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+        reason = str(error).strip().partition("\n")[0]
         raise TrainingError(
-            f"Process {environment['RANK']} of {world} did not meet the others at {meeting} ({_first_line(error)}). "
+            f"Process {environment['RANK']} of {world} did not meet the others at {meeting} ({reason}). "
             "Check that all processes have started, and that this address can be reached from their machines."
         ) from error
     assert isinstance(waiting, dist.ProcessGroup)
@@ -204,10 +197,6 @@ def _own_gpu(local_rank: int) -> int:
     if count > 1 and local_rank >= count:
         raise InvalidRequest(f"This machine has {count} GPUs, and a process number {local_rank + 1}; start fewer.")
     return 0 if count == 1 else local_rank  # Slurm may show each process its own GPU alone
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
 
 
 def slurm_ranks(environment: Mapping[str, str]) -> dict[str, str]:

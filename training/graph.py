@@ -114,11 +114,6 @@ class CudaRecorder:
         torch.cuda.empty_cache()
 
 
-def recorder_for(where: torch.device) -> Recorder | None:
-    """Return a recorder for this device, or None on a CPU, which launches operations as fast as it computes them."""
-    return CudaRecorder(where) if where.type == "cuda" else None
-
-
 def can_compile(where: torch.device) -> bool:
     """Return whether torch can compile for this GPU; Triton needs a C compiler, too, which containers may lack."""
     if where.type != "cuda" or find_spec("triton") is None:

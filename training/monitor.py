@@ -1,4 +1,4 @@
-"""RUN/log.jsonl: the metrics of a run while it learns, one line every few steps.
+"""The metrics of a run while it learns, and its log, RUN/log.jsonl.
 
 Only `nn_accuracy` needs labels. In a healthy run the loss falls, `z_std` is near 1 (0 is collapse), `rankme` is far
 above 1, `nn_distinct` is near 1, `queue_fill` is 1 after the first steps, and `nn_similarity` stays below 1.
@@ -7,13 +7,10 @@ above 1, `nn_distinct` is near 1, `queue_fill` is 1 after the first steps, and `
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +20,14 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from nnclr_hub.errors import InvalidRequest, TrainingDiverged
-from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.json_text import parse_json
 from nnclr_hub.method import Step, SupportSet
-
-from .distributed import Ranks
 
 LOG, NEIGHBORS, EXAMPLES = "log.jsonl", "neighbors.jsonl", "examples.jsonl"
 
 NOT_FINITE = "not_finite"  # of a log line: names of the metrics that are NaN or infinite, which it leaves out
 
 Metrics = dict[str, tuple[Tensor | float, Tensor | float]]  # name -> (sum, count or seconds), scalars on the device
-NOTHING = (0, 0)  # sum and count of what another rank has
 
 
 @torch.no_grad()
@@ -87,92 +80,18 @@ def rankme(z: Tensor) -> float:
     return float(torch.special.entr(share).sum().exp())
 
 
-class Monitor:
-    """Average metrics over the steps between two log lines and append them to RUN/log.jsonl.
-
-    sums: of each metric since the last line. A checkpoint keeps them after `collect`, so that the next line equals that
-        of a run that never stopped.
-
-    Args:
-        resumed_at: step of the checkpoint that the run resumes from; lines of later steps are dropped.
-        sums: from that checkpoint.
-        ranks: this process and the run's other processes. Each has a monitor, and the first one writes.
-    """
-
-    def __init__(self, run: Path, resumed_at: int, sums: Metrics | None = None, *, ranks: Ranks) -> None:
-        self._path, self._ranks = run / LOG, ranks
-        self.lines: list[dict[str, Any]] = []
-        if ranks.first:
-            self.lines = [line for line in read_log(run) if line["step"] <= resumed_at]
-            replace_file(self._path, "".join(json.dumps(line) + "\n" for line in self.lines))
-        self.sums: Metrics = dict(sums or {}) if ranks.first else dict.fromkeys(sums or {}, NOTHING)
-        self._since = time.perf_counter()  # the last step, without pauses
-
-    def add(self, metrics: Metrics, images: int, data_wait: float) -> None:
-        """Count one step: its metrics, its images over all ranks, and the seconds it waited for data."""
-        now = time.perf_counter()
-        seconds, self._since = now - self._since, now
-        rates: Metrics = {"images_per_s": (images, seconds), "data_wait": (data_wait, seconds)}
-        for name, (total, count) in {**metrics, **rates}.items():
-            before = self.sums.get(name, NOTHING)
-            self.sums[name] = before[0] + total, before[1] + count
-
-    def collect(self) -> None:
-        """Move the sums of all ranks to the first. All ranks call this, before a line and before a checkpoint."""
-        if self._ranks.world == 1 or not self.sums:  # all ranks have the same names
-            return
-        names, where = sorted(self.sums), self._ranks.where
-        local_sums = [value for name in names for value in self.sums[name]]
-        row = torch.stack([torch.as_tensor(one, dtype=torch.float64, device=where) for one in local_sums])
-        sums = self._ranks.gather(row[None]).sum(dim=0).unbind()
-        pairs = zip(sums[::2], sums[1::2], strict=True)
-        self.sums = dict(zip(names, pairs, strict=True)) if self._ranks.first else dict.fromkeys(names, NOTHING)
-
-    def log(self, step: int, epoch: float, **extra: float) -> dict[str, float]:
-        """Return the line with the means since the last one, after `collect`; the first rank writes it."""
-        line: dict[str, float] = {"step": step, "epoch": round(epoch, 4)}
-        for name, (total, count) in self.sums.items():
-            if float(count):  # without known labels there is no accuracy
-                line[name] = round(float(total) / float(count), 5)
-        line |= {name: round(value, 8) for name, value in extra.items()}
-        if self._ranks.first:
-            self._append(line)
-        self.sums = {}
-        return line
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Exclude the enclosed work from the training time."""
-        seconds = time.perf_counter() - self._since
-        try:
-            yield
-        finally:
-            self._since = time.perf_counter() - seconds
-
-    def record(self, step: int, epoch: float, scores: Mapping[str, float]) -> dict[str, float]:
-        """Write a line of evaluation scores, and return it."""
-        line = {"step": step, "epoch": round(epoch, 4), **scores}
-        self._append(line)
-        return line
-
-    def _append(self, line: dict[str, Any]) -> None:
-        line = _finite(line)
-        self.lines.append(line)
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-
 def read_log(run: Path) -> list[dict[str, Any]]:
     """Return the lines of RUN/log.jsonl; see `read_lines`. All numbers are finite, see NOT_FINITE."""
-    return list(map(_finite, read_lines(run / LOG)))
+    return list(map(finite, read_lines(run / LOG)))
 
 
-def _finite(line: Mapping[str, Any]) -> dict[str, Any]:
+def finite(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line with only its finite numbers, and the names of the others under NOT_FINITE."""
     wrong = [
         name for name, value in line.items() if value is None or (isinstance(value, float) and not math.isfinite(value))
     ]
-    finite = {name: value for name, value in line.items() if name not in wrong}
-    return {**finite, NOT_FINITE: ", ".join(wrong)} if wrong else finite
+    rest = {name: value for name, value in line.items() if name not in wrong}
+    return {**rest, NOT_FINITE: ", ".join(wrong)} if wrong else rest
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

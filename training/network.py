@@ -203,7 +203,7 @@ class InitialEncoder:
     architecture: its name in timm.
     channels: widths of a ResNet's stages; empty for timm's widths.
     folder: its model folder; None for timm's pretrained weights.
-    preprocessing: of its input; the run uses its mean and std, and its number of channels unless that is set.
+    preprocessing: of its input; the run uses its channels, mean and std, unless settings change them.
     license: of the weights, if it is stated.
     """
 
@@ -274,31 +274,22 @@ def find_initial_encoder(source: str) -> InitialEncoder:
 
 def adopt(recipe: Recipe, start: InitialEncoder, console: Console) -> Recipe:
     """Return the recipe with the encoder's network, channels and transform; --set must not name a different network."""
-    theirs_in = start.preprocessing.in_chans
-    transform = {
-        "eval_interpolation": start.preprocessing.interpolation,
-        "eval_crop_mode": start.preprocessing.crop_mode,
-    }
-    recipe = dataclasses.replace(recipe, **{name: one for name, one in transform.items() if name not in recipe.fixed})
+    given = start.preprocessing
+    changes: dict[str, Any] = {"eval_interpolation": given.interpolation, "eval_crop_mode": given.crop_mode}
     if not {"in_chans", "reading"} & set(recipe.fixed):
-        recipe = dataclasses.replace(
-            recipe,
-            in_chans=theirs_in,
-            reading=str(start.preprocessing.reading),
-            mean=start.preprocessing.mean,
-            std=start.preprocessing.std,
-        )
-    elif theirs_in not in (3, recipe.in_chans):
+        changes |= {"in_chans": given.in_chans, "reading": str(given.reading), "mean": given.mean, "std": given.std}
+    elif given.in_chans not in (3, recipe.in_chans):
         raise InvalidRequest(
-            f"--init {start.source} takes {theirs_in} channels, and the run has {recipe.in_chans}; weights are adapted "
-            "from 3 channels only."
+            f"--init {start.source} takes {given.in_chans} channels, and the run has {recipe.in_chans}; weights are "
+            "adapted from 3 channels only."
         )
-    elif not {"mean", "std"} & set(recipe.fixed):
-        adapted = start.preprocessing.with_channels(recipe.in_chans)
-        recipe = dataclasses.replace(recipe, mean=adapted.mean, std=adapted.std)
-    if start.preprocessing.input_size != recipe.eval_size:
+    else:
+        adapted = given.with_channels(recipe.in_chans)
+        changes |= {"mean": adapted.mean, "std": adapted.std}
+    recipe = dataclasses.replace(recipe, **{name: one for name, one in changes.items() if name not in recipe.fixed})
+    if given.input_size != recipe.eval_size:
         console.print(
-            f"note The encoder in --init takes {start.preprocessing.input_size} pixels, and the exported one will take "
+            f"note: The encoder in --init takes {given.input_size} pixels, and the exported one will take "
             f"{recipe.eval_size}; --set eval_size changes that."
         )
     ours = (timm_name(recipe.backbone).partition(".")[0], recipe.channels)

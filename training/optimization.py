@@ -73,8 +73,7 @@ class Schedule:
     """Linear warm-up from 0, then half a cosine to 0, per step; optionally the heads alone learn first.
 
     Args:
-        recipe: for its warm-up.
-        heads_first: number of first steps in which the backbone's rate is 0.
+        from_encoder: whether the backbone is trained already; its rate is 0 for the share `heads_first` of the steps.
     """
 
     def __init__(
@@ -84,19 +83,14 @@ class Schedule:
         steps: int,
         steps_per_epoch: int,
         *,
-        heads_first: int = 0,
+        from_encoder: bool = False,
     ) -> None:
-        self._optimizer, self._steps_per_epoch = optimizer, steps_per_epoch
-        self._heads_first = heads_first
-        self._plan_rates(recipe, steps)
+        self._optimizer, self._steps_per_epoch, self._from_encoder = optimizer, steps_per_epoch, from_encoder
+        self.plan(recipe, steps)
 
     def plan(self, recipe: Recipe, steps: int) -> None:
-        """Replace the number of steps and the warm-up during a run; the heads alone learn for the same share of it."""
-        if self._heads_first:
-            self._heads_first = max(1, round(recipe.heads_first * steps))
-        self._plan_rates(recipe, steps)
-
-    def _plan_rates(self, recipe: Recipe, steps: int) -> None:
+        """Set the number of steps and the warm-up, also during a run."""
+        self._heads_first = round(recipe.heads_first * steps) if self._from_encoder else 0
         self._cosine = cosine(self._optimizer, steps, round(recipe.warmup_epochs * self._steps_per_epoch))
 
     def set(self, step: int) -> float:

@@ -45,7 +45,7 @@ from .plugins import load_plugins, with_parts
 from .recipes import Recipe, find_recipe
 from .recipes.recipe import FIT, OF_PLUGIN, assignments, one_of
 from .recorder import Recorder, write_run_json
-from .run import CALLBACKS, Callback, Callbacks, Run, claim, disk_errors
+from .run import CALLBACKS, Callback, Run, claim, disk_errors
 from .setup import Setup
 from .step import Stepper
 from .time_limit import TimedEpochs, epochs_follow_time
@@ -142,7 +142,7 @@ def pretrain(
     try:
         for name in chosen.callbacks:
             one_of("callbacks", name, CALLBACKS, OF_PLUGIN)
-        called = Callbacks([*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks])
+        called = [*(CALLBACKS[name]() for name in chosen.callbacks), *callbacks]
     except ModuleNotFoundError as error:
         raise missing_package(error) or error from error
     out, console = Path(out), console or PlainConsole(stderr=True)
@@ -187,9 +187,9 @@ def pretrain(
         steps = recipe.steps(batches.steps_per_epoch)
         # trained weights: the heads learn first, and early layers slower
         optimizer = make_optimizer(learner, recipe, layer_decay=recipe.layer_decay if start else 1.0)
-        heads_first = round(recipe.heads_first * steps) if start else 0
-        schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, heads_first=heads_first)
+        schedule = Schedule(optimizer, recipe, steps, batches.steps_per_epoch, from_encoder=start is not None)
         run = Run(out, recipe, learner, optimizer, batches, ranks, steps, terms=terms, plugins=digests)
+        run.callbacks += called
 
         # ------------------------------------------------------------------------ resume
         trained_before = rescored = False
@@ -212,7 +212,7 @@ def pretrain(
         )
         if ranks.first:
             out.mkdir(parents=True, exist_ok=True)
-        recorder = Recorder(run, ready, called, saved, console)
+        recorder = Recorder(run, ready, saved, console)
         if (
             minutes  # a limit of 0 stops after a step, to be resumed
             and epochs_follow_time(chosen)
@@ -220,8 +220,8 @@ def pretrain(
             and ranks.world == 1
         ):
             changed = partial(write_run_json, run, ready)
-            called = Callbacks([called, TimedEpochs(until, chosen, schedule, changed, console)])
-        called.on_start(run)
+            run.callbacks.append(TimedEpochs(until, chosen, schedule, changed, console))
+        run.call("on_start")
         try:
             if trained_before:  # what is exported has changed, or the verdict is missing
                 recorder.start()
@@ -229,18 +229,18 @@ def pretrain(
                     recorder.evaluate()
                 recorder.save()
             else:
-                with recorder.monitor.paused():
+                with recorder.paused():
                     recorder.start()
                     ranks.wait_for_first()
                 stepper = Stepper(run, schedule)
                 if stepper.eager_because is not None:
                     console.print(f"Steps are not recorded as a graph: {stepper.eager_because}.")
-                _train(run, stepper, recorder, called, until, console, resumed=saved is not None)
+                _train(run, stepper, recorder, until, console, resumed=saved is not None)
             if run.finished:
                 recorder.finish()
         finally:
             batches.close()
-            called.on_end(run)
+            run.call("on_end")
         return PretrainResult(run.finished, run.step, run.scores, run.verdict)
 
 
@@ -248,7 +248,6 @@ def _train(
     run: Run,
     stepper: Stepper,
     recorder: Recorder,
-    callbacks: Callbacks,
     until: float,
     console: Console,
     *,
@@ -265,7 +264,7 @@ def _train(
         while not run.finished:
             result = stepper.run(run.step)
             run.step += 1
-            callbacks.on_step(run, result)
+            run.call("on_step", result)
 
             log_due = run.step % recipe.log_every == 0 or run.finished
             periods = [one * run.batches.steps_per_epoch for one in (recipe.checkpoint_every, recipe.keep_every) if one]
@@ -276,11 +275,11 @@ def _train(
             minutes_due = agreeing and ranks.any(0 < recipe.checkpoint_minutes < (time.monotonic() - saved_when) / 60)
             if log_due or checkpoint_due or stopping or minutes_due:
                 recorder.stop_if_diverged(result.loss.item(), saved_at)
-            recorder.monitor.add(result.metrics, recipe.batch_size, result.data_seconds)
+            recorder.add(result)
             if log_due:
                 recorder.log(result)
             advance(run.step, run.steps)
-            with recorder.monitor.paused():
+            with recorder.paused():
                 if checkpoint_due:
                     recorder.evaluate()
                 if checkpoint_due or stopping:

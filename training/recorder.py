@@ -10,7 +10,9 @@ import json
 import math
 import shutil
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -36,14 +38,26 @@ from .data.augment import make_views
 from .data.batches import WHOLE, Batches
 from .evals.results import versions
 from .evaluation import LabeledSet, encoder_of, exact_inference, scores_of
-from .monitor import EXAMPLES, NEIGHBORS, Monitor, peak_memory_mb, rankme, read_lines, stop_if_diverged
+from .monitor import (
+    EXAMPLES,
+    LOG,
+    NEIGHBORS,
+    Metrics,
+    finite,
+    peak_memory_mb,
+    rankme,
+    read_lines,
+    read_log,
+    stop_if_diverged,
+)
 from .network import read_heads
 from .report import write_report
-from .run import CHECKPOINT, Callback, Run, StepResult
+from .run import CHECKPOINT, Run, StepResult
 from .setup import Setup
 from .verdict import RUN, TRAINED, UNTRAINED, References, as_jpeg, judge, symptoms
 
 ROOT = Path(__file__).parents[1]
+NOTHING = (0, 0)  # sum and count of what another rank has
 RECENT = 20  # last lines of the log that are searched for symptoms
 QUERIES, SHOWN = 8, 5  # images whose neighbors are recorded, and neighbors of each
 THUMBNAIL = 56  # pixels of the longer side
@@ -53,22 +67,25 @@ class Recorder:
     """Logs, evaluates and saves a run. All processes of a distributed run call its methods, and the first one writes.
 
     Args:
-        saved: the checkpoint that the run resumes from, if any.
+        saved: the checkpoint that the run resumes from, if any. Lines of the log of later steps are dropped.
     """
 
-    def __init__(
-        self, run: Run, setup: Setup, callbacks: Callback, saved: Mapping[str, Any] | None, console: Console
-    ) -> None:
-        self._run, self._setup, self._callbacks, self._console = run, setup, callbacks, console
+    def __init__(self, run: Run, setup: Setup, saved: Mapping[str, Any] | None, console: Console) -> None:
+        self._run, self._setup, self._console = run, setup, console
         self._warned: set[str] = set()
         recipe, ranks = run.recipe, run.ranks
         self._lineage = lineage_of(run, setup) if ranks.first else {}
         self._chance = run.learner.chance_loss(recipe.batch_size)
-        self.monitor = Monitor(run.out, run.step, saved["unlogged"] if saved else None, ranks=ranks)
+        self._lines = [line for line in read_log(run.out) if line["step"] <= run.step] if ranks.first else []
+        if ranks.first:
+            replace_file(run.out / LOG, "".join(json.dumps(line) + "\n" for line in self._lines))
+        unlogged = saved["unlogged"] if saved else {}  # so that the next line equals that of a run that never stopped
+        self._sums: Metrics = dict(unlogged) if ranks.first else dict.fromkeys(unlogged, NOTHING)
+        self._since = time.perf_counter()  # the last step, without pauses
         before = saved.get("references") if saved else None
         labeled = setup.sets if ranks.first else ()
         self._sets = [LabeledSet(one, recipe.preprocessing, recipe.eval_images, console) for one in labeled]
-        self._references = References(labeled, recipe.preprocessing.reading, recipe.in_chans, before, console)
+        self._references = References(labeled, recipe, before, console)
 
     def start(self) -> None:
         """Score what the run is compared with, and the encoder that it starts from as the start of its curve."""
@@ -95,6 +112,45 @@ class Recorder:
             self._console.print(f"note: {init} is scored in this run: {error}")
             return None
 
+    def add(self, result: StepResult) -> None:
+        """Count a step: its metrics, its images over all ranks, and the seconds it waited for data."""
+        now = time.perf_counter()
+        seconds, self._since = now - self._since, now
+        rates: Metrics = {
+            "images_per_s": (self._run.recipe.batch_size, seconds),
+            "data_wait": (result.data_seconds, seconds),
+        }
+        for name, (total, count) in {**result.metrics, **rates}.items():
+            before = self._sums.get(name, NOTHING)
+            self._sums[name] = before[0] + total, before[1] + count
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Exclude the enclosed work from the training time."""
+        seconds = time.perf_counter() - self._since
+        try:
+            yield
+        finally:
+            self._since = time.perf_counter() - seconds
+
+    def _collect(self) -> None:
+        """Move the sums of all ranks to the first, before a line and before a checkpoint."""
+        ranks = self._run.ranks
+        if ranks.world == 1:
+            return
+        of_ranks = ranks.collect({name: (float(total), float(count)) for name, (total, count) in self._sums.items()})
+        for name in self._sums:  # all ranks have the same names
+            pairs = [one[name] for one in of_ranks]
+            self._sums[name] = (sum(one for one, _ in pairs), sum(one for _, one in pairs)) if ranks.first else NOTHING
+
+    def _write(self, numbers: Mapping[str, float]) -> dict[str, float]:
+        """Append a line to RUN/log.jsonl, and return it."""
+        line = {"step": self._run.step, "epoch": round(self._run.epoch, 4), **numbers}
+        self._lines.append(finite(line))
+        with (self._run.out / LOG).open("a") as file:
+            file.write(json.dumps(self._lines[-1]) + "\n")
+        return line
+
     def stop_if_diverged(self, loss: float, saved_at: int | None) -> None:
         """Raise TrainingDiverged, after the log and the report show it; see `training.monitor.stop_if_diverged`."""
         run = self._run
@@ -102,52 +158,52 @@ class Recorder:
             stop_if_diverged(run.learner, loss, run.step, run.out, saved_at)
         except TrainingDiverged:
             if run.ranks.first:
-                self.monitor.record(
-                    run.step, run.epoch, {"loss": loss, **({"weights": math.nan} if math.isfinite(loss) else {})}
-                )
+                self._write({"loss": loss, **({"weights": math.nan} if math.isfinite(loss) else {})})
                 write_report([run.out], run.out / "report.html")
             raise
 
     def log(self, result: StepResult) -> None:
         """Write a line of the log, and warn of symptoms of a run that does not learn."""
         run, ranks = self._run, self._run.ranks
-        self.monitor.collect()
-        z = ranks.gather(result.z1)
-        facts = [peak_memory_mb(ranks.where), len(run.batches.pixels.unreadable)]
-        of_ranks = ranks.gather(torch.tensor([facts], dtype=torch.float64, device=ranks.where))
-        peak, unreadable = of_ranks[:, 0].max().item(), 0
-        if of_ranks[:, 1].any():  # several ranks may have met the same image
-            unreadable = len(set().union(*ranks.collect(set(run.batches.pixels.unreadable)) or ()))
-        extra = {**self._chance, "peak_memory_mb": peak, **({"unreadable": unreadable} if unreadable else {})}
-        line = self.monitor.log(run.step, run.epoch, lr=result.lr, rankme=rankme(z) if ranks.first else 0.0, **extra)
+        self._collect()
+        z, sums = ranks.gather(result.z1), self._sums
+        of_ranks = ranks.collect((peak_memory_mb(ranks.where), set(run.batches.pixels.unreadable)))
+        self._sums = {}
         if not ranks.first:
             return
+        # without known labels there is no accuracy
+        means = {name: round(float(total) / float(count), 5) for name, (total, count) in sums.items() if float(count)}
+        extra = {"lr": result.lr, "rankme": rankme(z), **self._chance}
+        extra["peak_memory_mb"] = max(peak for peak, _ in of_ranks)
+        if unreadable := set[int]().union(*(rows for _, rows in of_ranks)):  # several ranks may have met an image
+            extra["unreadable"] = len(unreadable)
+        line = self._write({**means, **{name: round(value, 8) for name, value in extra.items()}})
         warmup = run.recipe.warmup_epochs / run.recipe.epochs
-        for symptom, sentence in symptoms(self.monitor.lines[-RECENT:], run.steps, warmup=warmup).items():
+        for symptom, sentence in symptoms(self._lines[-RECENT:], run.steps, warmup=warmup).items():
             if symptom not in self._warned:
                 self._console.print(f"warning: {sentence}")
                 self._warned.add(symptom)
-        self._callbacks.on_log(run, line)
+        run.call("on_log", line)
 
     def evaluate(self) -> None:
         """Score the encoder on the labeled images, if there are any."""
         run = self._run
         if run.ranks.first:
             run.scores.update(scores_of(self._sets, encoder_of(run)) if self._sets else {})
-            line = self.monitor.record(run.step, run.epoch, run.scores)
+            line = self._write(run.scores)
             if run.scores:  # without labels there are none
                 shown = "  ".join(f"{key} {value:.3f}" for key, value in run.scores.items())
                 self._console.print(f"epoch {run.epoch:g}  {shown}")
-                self._callbacks.on_log(run, line)
-                self._callbacks.on_evaluation(run, run.scores)
+                run.call("on_log", line)
+                run.call("on_evaluation", run.scores)
         run.ranks.wait_for_first()  # which scores for longer than other operations may take
 
     def save(self, *, checkpoint_only: bool = False) -> None:
         """Write the checkpoint and, unless it is one between two evaluations, the encoder, neighbors and report."""
         run = self._run
-        self.monitor.collect()
+        self._collect()
         if run.ranks.first:
-            save_checkpoint(run.out, state_of(run, self._setup, self.monitor, self._references.state))
+            save_checkpoint(run.out, state_of(run, self._setup, self._sums, self._references.state))
             if not checkpoint_only:
                 self._export()
                 every = run.recipe.keep_every * run.batches.steps_per_epoch
@@ -155,7 +211,7 @@ class Recorder:
                     keep_milestone(run)
                 record_neighbors(run)
                 write_report([run.out], run.out / "report.html")
-            self._callbacks.on_checkpoint(run)
+            run.call("on_checkpoint")
         run.ranks.wait_for_first()
 
     def finish(self) -> None:
@@ -172,7 +228,7 @@ class Recorder:
             replace_file(run.out / EXAMPLES, json.dumps(self._references.examples) + "\n")
         parent = self._parent()
         same_input = parent is not None and parent.transform.preprocessing == run.recipe.preprocessing
-        log, init = self.monitor.lines, self._setup.init
+        log, init = self._lines, self._setup.init
         run.verdict = judge(self._references, init, run.recipe, log, run.steps, same_input=same_input)
         self._export()
         shutil.rmtree(run.out / TRAINED, ignore_errors=True)
@@ -187,7 +243,7 @@ class Recorder:
     def _export(self) -> None:
         run, about = self._run, dict(self._lineage)
         # a stopped run was last scored at an earlier step, with other weights
-        if any(line["step"] == run.step and line.keys() & run.scores.keys() for line in self.monitor.lines):
+        if any(line["step"] == run.step and line.keys() & run.scores.keys() for line in self._lines):
             about["metrics"] = {key: round(value, 4) for key, value in run.scores.items()}
             about["measured_on"] = {one.name: one.images for one in self._sets}
             about["splits"] = {one.name: one.split for one in self._sets}

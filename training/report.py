@@ -108,7 +108,9 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
         for key in sorted({key for line in log for key in line if key.startswith(("knn", "linear/"))}):
             values = [line[key] for line in log if key in line]
             name = f"{run}: {_metric(key)}" if len(logs) > 1 else _metric(key)
-            last = _with_interval(values[-1], tested[run].get(key.partition("/")[2], 0))
+            count = tested[run].get(key.partition("/")[2], 0)
+            half = 196 * (values[-1] * (1 - values[-1]) / count) ** 0.5 if count else 0
+            last = f"{values[-1]:.1%}" + f" ± {half:.1f}" * bool(count)
             rows.append(f"<tr><td>{html.escape(name)}</td><td><b>{last}</b></td><td>{max(values):.1%}</td></tr>")
     if not rows:
         if labeled := sorted({html.escape(name) for one in tested.values() for name in one}):
@@ -125,11 +127,6 @@ def _scores(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mappin
 def _metric(key: str) -> str:
     kind, slash, data = key.partition("/")
     return f"{kind[3:]}-NN on {data}" if kind.startswith("knn") and slash else f"{kind} on {data}" if slash else key
-
-
-def _with_interval(score: float, tested: int) -> str:
-    half = 196 * (score * (1 - score) / tested) ** 0.5 if tested else 0
-    return f"{score:.1%}" + f" ± {half:.1f}" * bool(tested)
 
 
 def _health(logs: Mapping[str, list[dict[str, Any]]], about: Mapping[str, Mapping[str, Any]]) -> str:

@@ -19,10 +19,9 @@ import errno
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +63,7 @@ class Run:
     tested: number of images that are scored, {"NAME": number}.
     terms: terms of the images, if they are stated.
     plugins: {file name: sha256}.
+    callbacks: called in their order.
     """
 
     out: Path
@@ -81,6 +81,7 @@ class Run:
     stopping: threading.Event = field(default_factory=threading.Event)
     terms: str | None = None
     plugins: Mapping[str, str] = field(default_factory=dict)
+    callbacks: list[Callback] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         # gradients in fp16 would underflow; without fp16 the scaler does nothing
@@ -106,6 +107,11 @@ class Run:
     def plan(self, recipe: Recipe, steps: int) -> None:
         """Change the epochs of the recipe and the number of steps during the run."""
         self.recipe, self.steps, self.batches.steps = recipe, steps, steps
+
+    def call(self, event: str, *arguments: Any) -> None:
+        """Call this method of each callback."""
+        for callback in self.callbacks:
+            getattr(callback, event)(self, *arguments)
 
     def stop(self) -> None:
         """Stop at the next step with a checkpoint, as Ctrl-C does; `--resume` continues."""
@@ -160,19 +166,6 @@ class Callback:
 
     def on_end(self, run: Run) -> None:
         """After the run has finished, stopped or failed; `run.finished` says whether all steps are done."""
-
-
-class Callbacks(Callback):
-    """Several callbacks as one, called in their order."""
-
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self._callbacks = list(callbacks)
-        for name in ("on_start", "on_step", "on_log", "on_evaluation", "on_checkpoint", "on_end"):
-            setattr(self, name, partial(self._call, name))
-
-    def _call(self, name: str, run: Run, *arguments: Any) -> None:
-        for callback in self._callbacks:
-            getattr(callback, name)(run, *arguments)
 
 
 class TensorBoard(Callback):

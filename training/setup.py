@@ -27,12 +27,12 @@ from nnclr_hub.progress import bar
 from nnclr_hub.table_rows import LabelTable
 
 from .cpu import choose_precision, keep_freed_memory, use_few_threads
-from .data.batches import BATCHES, WINDOW_BYTES, Batches, Order, PixelSource, channel_statistics
+from .data.batches import BATCHES, Batches, Order, PixelSource, channel_statistics
 from .data.cutting import enlarged_share
 from .data.image_index import NO_LABEL, ImageIndex, metadata_numbers, sampled_sizes, training_files
 from .data.image_pack import ImagePack, PackedPixels, build_pack, pack_bytes, stored_sizes
 from .data.named_sets import find_data
-from .data.originals import Originals, steps_ahead
+from .data.originals import WINDOW_BYTES, Originals, steps_ahead
 from .distributed import Ranks
 from .evals.task import Task, evaluation_sets, join_parts
 from .network import InitialEncoder, Tables, adopt, check_network
@@ -123,6 +123,7 @@ class Setup:
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the lookup
             torch.backends.cudnn.benchmark = True
         one_of("batches", recipe.batches, BATCHES, OF_PLUGIN)
+        kept: Mapping[str, Any] = {} if saved is None else saved["settings"]
         folders, files = _find_images(data, ranks, console)
         sizes = sampled_sizes(files, recipe.preprocessing.reading)
         output, sets = console if saved is None else Console(quiet=True), evaluation_sets(folders, table)
@@ -138,9 +139,8 @@ class Setup:
         if saved is not None and recipe.name == "auto":
             recipe = choices_of(saved, recipe)
         if recipe.cut_from == "auto":
-            before = saved["settings"]["cut_from"] if saved is not None else None
             small = pack_bytes(len(files), recipe.pack_size, recipe.in_chans) <= MOST_PACKED
-            recipe = dataclasses.replace(recipe, cut_from=before or ("pack" if small else "originals"))
+            recipe = dataclasses.replace(recipe, cut_from=kept.get("cut_from", "pack" if small else "originals"))
         pack: ImagePack | None = None
         if recipe.cut_from == "pack":
             _warn_of_enlarged(recipe, sizes, console)
@@ -159,18 +159,15 @@ class Setup:
         else:
             pixels = _originals(files, recipe, order, ranks)
         if start is None:
-            recipe = _normalize_channels(recipe, pixels, saved)
+            recipe = _normalize_channels(recipe, pixels, kept)
         recipe = resolve_precision(recipe, where, console)
         if recipe.epochs == FIT:
-            planned = saved["settings"]["epochs"] if saved is not None else recipe.steps(1) / order.steps_per_epoch
-            recipe = dataclasses.replace(recipe, epochs=planned)
+            recipe = dataclasses.replace(recipe, epochs=kept.get("epochs", recipe.steps(1) / order.steps_per_epoch))
         batches = BATCHES[recipe.batches](
             pixels,
             files.labels,
             order,
             views=lambda step: recipe.views_at(step / batches.steps),
-            batch_size=recipe.batch_size,
-            seed=recipe.seed,
             where=where,
             rank=ranks.rank,
             world=ranks.world,
@@ -372,15 +369,13 @@ def _originals(files: ImageIndex, recipe: Recipe, order: Order, ranks: Ranks) ->
     )
 
 
-def _normalize_channels(recipe: Recipe, pixels: PixelSource, saved: Mapping[str, Any] | None) -> Recipe:
+def _normalize_channels(recipe: Recipe, pixels: PixelSource, kept: Mapping[str, Any]) -> Recipe:
     """Measure the mean and std of the images, unless they are RGB or the recipe sets them.
 
-    A resumed run keeps those of its checkpoint, because the images may have changed.
+    A resumed run keeps those of its checkpoint, `kept`, because the images may have changed.
     """
     if recipe.in_chans == 3 or {"mean", "std"} & set(recipe.fixed):
         return recipe
-    if saved is not None and len(saved["settings"]["mean"]) == recipe.in_chans:
-        mean, std = (tuple(saved["settings"][name]) for name in ("mean", "std"))
-    else:
-        mean, std = channel_statistics(pixels)
+    own = len(kept.get("mean", ())) == recipe.in_chans
+    mean, std = (tuple(kept["mean"]), tuple(kept["std"])) if own else channel_statistics(pixels)
     return dataclasses.replace(recipe, mean=mean, std=std)

@@ -21,11 +21,14 @@ from nnclr_hub.method import Step, momentum_at
 from .data.augment import make_views
 from .data.batches import seed_of
 from .distributed import share_gradients
-from .graph import Pass, Recorder, StepGraph, recorder_for, why_eager
+from .graph import CudaRecorder, Pass, Recorder, StepGraph, why_eager
 from .monitor import measure_step
 from .optimization import Schedule
 from .recipes import Recipe
 from .run import Run, StepResult
+
+# messages from the CPU; the driver, for pinned memory or a kernel's code; cuBLAS; and cuDNN, for its workspaces
+SHORTAGES = ("allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "unable to find an engine to execute")
 
 
 class Stepper:
@@ -46,7 +49,8 @@ class Stepper:
         self._data_seconds = 0.0
         self._graph: StepGraph | None = None
         self.eager_because: str | None = None
-        recorder = recorder or recorder_for(run.ranks.where)
+        if recorder is None and run.ranks.where.type == "cuda":  # a CPU launches operations as fast as it computes them
+            recorder = CudaRecorder(run.ranks.where)
         if recorder is not None:
             self.eager_because = why_eager(run)
             if self.eager_because is None:
@@ -70,8 +74,8 @@ class Stepper:
                 nn.utils.clip_grad_norm_(self._learner.parameters(), self._recipe.clip)
             self._scaler.step(self._optimizer)
             self._scaler.update()
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            if not _is_out_of_memory(error):
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if not isinstance(error, torch.OutOfMemoryError) and not any(words in str(error) for words in SHORTAGES):
                 raise
             traceback.clear_frames(error.__traceback__)  # they hold the memory of the step, also in a notebook
             raise self._explain() from error
@@ -164,11 +168,3 @@ def smaller_settings(recipe: Recipe, world: int) -> dict[str, int]:
     if (quarter := max(2 + images % 2, passed // 4)) < passed:  # an odd batch in parts of two leaves a single image
         found["chunk"] = quarter
     return found
-
-
-# messages from the CPU; the driver, for pinned memory or a kernel's code; cuBLAS; and cuDNN, for its workspaces
-SHORTAGES = ("allocate memory", "out of memory", "_STATUS_ALLOC_FAILED", "unable to find an engine to execute")
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in SHORTAGES)

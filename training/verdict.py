@@ -109,21 +109,14 @@ class References:
 
     Args:
         sets: labeled sets of the run. Without any, every method does nothing.
-        reading: the page and the channels of each file.
-        channels: number of channels of an image; starters take three.
+        recipe: for the page and the channels to read of each file; starters take three.
         saved: `state` of a checkpoint. It is used if the images are the same.
     """
 
-    def __init__(
-        self,
-        sets: Sequence[Task],
-        reading: ImageReading,
-        channels: int,
-        saved: Mapping[str, Any] | None,
-        console: Console,
-    ) -> None:
+    def __init__(self, sets: Sequence[Task], recipe: Recipe, saved: Mapping[str, Any] | None, console: Console) -> None:
+        reading = recipe.preprocessing.reading
         self._sets = [_sample(one, SAMPLED // len(sets)) for one in sets]
-        self._reading, self._channels, self._console = reading, channels, console
+        self._reading, self._channels, self._console = reading, recipe.in_chans, console
         digests = [f"{one.train.digest} {one.test.digest} {one.split}" for one in self._sets]
         labels = [(one.classes, part.labels.tolist()) for one in self._sets for part in (one.train, one.test)]
         self._digest = hashlib.sha256(f"{digests} {labels} {reading}".encode()).hexdigest()[:32]
@@ -134,7 +127,8 @@ class References:
     @property
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {"digest": self._digest, "correct": {name: _as_text(correct) for name, correct in self.correct.items()}}
+        digits = {name: "".join(map(str, correct.astype(int))) for name, correct in self.correct.items()}
+        return {"digest": self._digest, "correct": digits}
 
     def measure(
         self, source: str, encoder: Callable[[], FeatureSource] | None, teacher: FeatureSource | None = None
@@ -268,10 +262,6 @@ def _as_compared(source: FeatureSource, raw: np.ndarray, readable: np.ndarray) -
 def _majority(data: Task) -> Correct:
     pool = np.concatenate([data.train.labels, data.test.labels]) if data.split == HELD_OUT else data.test.labels
     return (pool == np.bincount(data.train.labels).argmax()).astype(float)
-
-
-def _as_text(correct: Correct) -> str:
-    return "".join(map(str, correct.astype(int)))
 
 
 # ------------------------------------------------------------------------------ the decision

@@ -28,6 +28,7 @@ from nnclr_hub.client.uploads import (
     send_files,
 )
 from nnclr_hub.errors import CollectionNotFound, ImageError, InvalidFilter, InvalidRequest, NNCLRHubError
+from nnclr_hub.json_text import is_utf8
 from nnclr_hub.store.base import (
     DEFAULTS,
     ById,
@@ -183,7 +184,10 @@ class RemoteCollection(Collection):
     ) -> Page:
         """Return a page of items in the order of their ids, without thumbnails."""
         params = {"limit": str(limit), "with_vector": str(with_vector).lower()}
-        params |= {"cursor": cursor} if cursor is not None else {}
+        if cursor is not None:
+            if not is_utf8(cursor):
+                raise InvalidRequest(f"Invalid cursor {cursor!r:.150}; pass the one from the previous page.")
+            params["cursor"] = cursor
         params |= _in_address(where)
         return self._ask(
             "GET", "items", lambda body: Page(list(map(_read_item, body["items"])), body["cursor"]), params=params

@@ -104,7 +104,9 @@ def percent_text(share: float | None) -> str:
 
 
 def _shape(vector: np.ndarray) -> str:
-    return f"{np.shape(vector)} {getattr(vector, 'dtype', type(vector).__name__)}"
+    if hasattr(vector, "shape"):
+        return f"{tuple(vector.shape)} {getattr(vector, 'dtype', type(vector).__name__)}"
+    return f"{vector!r:.{SHORT}}"  # not an array, such as a ragged list
 
 
 def _shortened(metadata: Mapping[str, Any]) -> str:

@@ -58,7 +58,7 @@ class RandomScores:
         """See `Collection.percentiles`."""
         try:
             given = np.asarray(scores, np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # the last one by torch
             given = np.array(np.nan)
         if given.ndim != 1 or not np.isfinite(given).all():
             raise InvalidRequest(f"scores must be a list of finite numbers, got {scores!r:.80}.")

@@ -24,7 +24,10 @@ _TOLERATED = str.maketrans("-_", "+/", " \t\r\n")
 
 def encode_vector(vector: Any) -> str:
     """Return a vector (D,) as base64 of little-endian float32, or raise InvalidRequest if it is not a vector."""
-    row = np.asarray(vector)
+    try:
+        row = np.asarray(vector)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last one by torch
+        raise InvalidRequest(f"A vector must have shape (D,) and hold numbers ({error}).") from error
     if row.ndim != 1 or row.dtype.kind not in "fiu":
         raise InvalidRequest(f"A vector must have shape (D,) and hold numbers; got {row.shape} {row.dtype}.")
     return base64.b64encode(row.astype("<f4").tobytes()).decode()
@@ -44,7 +47,7 @@ def decode_vector(vector: Any, what: str = "vector") -> np.ndarray:
     try:
         with np.errstate(over="ignore"):  # numbers beyond float32 become infinite, which the store refuses
             row = np.asarray(vector, np.float32)
-    except (TypeError, ValueError, OverflowError) as error:  # OverflowError: an int beyond float64
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # an int beyond float64; a tensor of torch
         raise InvalidRequest(f"{what} must be a list of numbers, got {vector!r:.80}.") from error
     if row.ndim != 1:
         raise InvalidRequest(f"{what} must have shape (D,), got {row.shape}.")

@@ -9,6 +9,7 @@ from enum import Enum
 
 import numpy as np
 import pytest
+import torch
 from contract.places import (
     DIM,
     FILTERS,
@@ -132,6 +133,8 @@ BAD_ITEMS = [
     Item("a", np.full(DIM, np.nan)),
     Item("a", np.zeros(DIM)),
     Item("a", np.array(["x"] * DIM)),
+    Item("a", [[1.0], [1.0, 2.0]]),  # type: ignore[arg-type]
+    Item("a", torch.ones(DIM, requires_grad=True)),  # type: ignore[arg-type]
     Item("a", np.ones(DIM), ["x"]),
     Item("a", np.ones(DIM), {}, JPEG + bytes(32_766)),
     *(Item("a", np.ones(DIM), {}, other) for other in ("text", b"", b"\x89PNG\r\n", bytearray(JPEG))),
@@ -382,7 +385,7 @@ def test_pages_cover_everything_once_in_the_order_of_ids(photos, limit):
     assert {item.thumbnail for item in found} == {None}
     assert {item.vector.shape for item in found} == {(DIM,)}
     assert {item.vector.shape for item in listed(photos, limit, with_vector=False)} == {(0,)}
-    for wrong in ({"cursor": '"'}, {"limit": 0}, {"limit": 10_001}, {"limit": True}):
+    for wrong in ({"cursor": '"'}, {"cursor": "i\udcfc"}, {"limit": 0}, {"limit": 10_001}, {"limit": True}):
         with refused("invalid_request"):
             photos.scroll(**wrong)
 

@@ -70,7 +70,7 @@ def batches(starters):
     folders, cpu = np.array([400, 200, 47]), torch.device("cpu")
     pixels = packs.PackedPixels(pack_of(np.zeros((647, 8, 8, 3), np.uint8)), cpu)
     shapes = [*(replace(one, size=16) for one in views.AUGMENTATIONS["byol"]), views.View(size=8, scale=(0.05, 0.2))]
-    arguments = {"views": lambda step: shapes, "batch_size": 20, "seed": 0, "where": cpu}
+    arguments = {"views": lambda step: shapes, "where": cpu}
     every = np.full(647, -1)
     kinds = (starters.ByFolder, batches.Batches)
     return [kind(pixels, every, batches.Order(folders, 20, 0), **arguments) for kind in kinds]

@@ -18,7 +18,7 @@ from training.data.augment import (
     make_views,
     sample_numbers,
 )
-from training.data.cutting import CROP_NUMBERS, crop_boxes, enlarged_share
+from training.data.cutting import CROP_NUMBERS, crop_boxes
 from training.data.views import AUGMENTATIONS, View
 from training.recipes import Recipe
 
@@ -47,8 +47,6 @@ def test_boxes_are_those_of_torchvisions_algorithm():
         pairs = zip(sizes.tolist(), numbers, strict=True)
         want = np.array([torchvisions_box(*size, scale, ratio, row) for size, row in pairs])
         assert np.array_equal(crop_boxes(sizes, np.array(scale), np.array(ratio), numbers), want)
-    share = (want[:, 2:].prod(axis=1) < 64 * 64).mean()
-    assert enlarged_share(sizes[:7], sizes[:7], 64, (0.08, 1.0)) == pytest.approx(share, abs=0.05)
 
 
 def test_images_of_extreme_proportions_give_finite_views():

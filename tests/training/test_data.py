@@ -200,7 +200,7 @@ def test_the_random_numbers_of_views_are_those_of_their_step_and_seed(numbered):
             Order(np.array([40]), 8, seed),
             PackedPixels(pack_of(numbered), torch.device("cpu")),
         )
-        options = {"views": views_of, "batch_size": 8, "seed": seed, "where": torch.device("cpu")}
+        options = {"views": views_of, "where": torch.device("cpu")}
         return Batches(pixels, np.full(40, -1), order, **options).draw(step).numbers
 
     assert torch.equal(numbers(3), numbers(3))

@@ -48,6 +48,8 @@ def test_mean_and_std_come_from_the_source(model, tmp_path):
     (folder / "config.json").write_text(json.dumps(config))
     recipe = adopt(find_recipe("small_cpu"), find_initial_encoder(str(folder)), QUIET)
     assert recipe.mean == recipe.std == (0.5, 0.5, 0.5)
+    given = adopt(find_recipe("small_cpu").with_settings(["mean=.1,.2,.3"]), find_initial_encoder(str(folder)), QUIET)
+    assert (given.mean, given.std) == ((0.1, 0.2, 0.3), recipe.std)
     vit = adopt(find_recipe("small_cpu"), find_initial_encoder("timm:vit_small_patch16_224.augreg_in21k"), QUIET)
     assert vit.mean == (0.5, 0.5, 0.5)
 

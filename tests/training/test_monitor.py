@@ -1,15 +1,12 @@
-"""The log of a run, and the check for weights and losses that are not finite."""
+"""The check for weights and losses that are not finite."""
 
 import math
 
 import pytest
-import torch
 from torch import nn
 
 from nnclr_hub.errors import TrainingDiverged
-from nnclr_hub.method import Gather
-from training.distributed import Ranks
-from training.monitor import Monitor, stop_if_diverged
+from training.monitor import stop_if_diverged
 
 
 def network(value: float) -> nn.Sequential:
@@ -36,14 +33,3 @@ def test_a_weight_that_is_not_finite_stops_the_run(value, tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path):
     with pytest.raises(TrainingDiverged, match=r"loss.*step 7"):
         stop_if_diverged(network(0.0), math.nan, 7, tmp_path, None)
-
-
-def test_the_training_time_excludes_pauses(tmp_path, monkeypatch):
-    clock = iter([0.0, 0.25, 0.25, 10.0, 10.5, 10.75, 20.0])
-    monkeypatch.setattr("training.monitor.time.perf_counter", lambda: next(clock))
-    monitor = Monitor(tmp_path, 0, ranks=Ranks(0, 1, torch.device("cpu"), Gather()))
-    for _ in range(2):
-        monitor.add({}, 100, 0.0)
-        with monitor.paused():
-            pass
-    assert monitor.log(2, 1.0)["images_per_s"] == pytest.approx(200 / 0.75)

@@ -75,12 +75,12 @@ def test_a_shortened_schedule_equals_one_of_that_length():
     recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=2", "base_lr=1", "heads_first=0.2"])
     shorter = recipe.with_settings(["warmup_epochs=1"])
     optimizer = make_optimizer(network(), recipe)
-    schedule = Schedule(optimizer, recipe, steps=100, steps_per_epoch=10, heads_first=20)
+    schedule = Schedule(optimizer, recipe, steps=100, steps_per_epoch=10, from_encoder=True)
     for step in range(8):
         schedule.set(step)
     schedule.plan(shorter, 50)
     other = make_optimizer(network(), shorter)
-    expected = Schedule(other, shorter, steps=50, steps_per_epoch=10, heads_first=10)
+    expected = Schedule(other, shorter, steps=50, steps_per_epoch=10, from_encoder=True)
     for step in range(8, 50):
         assert schedule.set(step) == expected.set(step)
         assert [one["lr"] for one in optimizer.param_groups] == [one["lr"] for one in other.param_groups]
@@ -96,9 +96,11 @@ def test_a_warm_up_that_is_longer_than_the_run_ends_with_its_last_step():
 def test_the_heads_learn_first_and_then_the_backbone_at_its_rates(layer_decay):
     """Each layer of the backbone has the rate of the next one times the decay; heads have the full rate."""
     learner = Learner(create_backbone("test_vit"), METHODS["simclr"], nn.Linear(64, 2))
-    recipe = find_recipe("small_cpu").with_settings(["warmup_epochs=0", "base_lr=1", "batch_size=256"])
+    recipe = find_recipe("small_cpu").with_settings(
+        ["warmup_epochs=0", "base_lr=1", "batch_size=256", "heads_first=0.2"]
+    )
     optimizer = make_optimizer(learner, recipe, layer_decay=layer_decay)
-    schedule = Schedule(optimizer, recipe, steps=10, steps_per_epoch=10, heads_first=2)
+    schedule = Schedule(optimizer, recipe, steps=10, steps_per_epoch=10, from_encoder=True)
     heads = {id(p) for p in learner.projection.parameters()}
     for step in range(4):
         rate = (1 + math.cos(math.pi * step / 10)) / 2

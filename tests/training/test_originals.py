@@ -137,10 +137,8 @@ def parquet_of(folder: Path, path: Path) -> Path:
 def batches_of(files: ImageIndex, *, batch=4, rank=0, world=1, seed=0, workers=2) -> Batches:
     order = Order(files.folders, batch, seed)
     originals = Originals(files, workers=workers, replacement=order.replacement, where=CPU)
-    return Batches(
-        originals, files.labels, order, views=lambda step: VIEWS[: 2 + step % 2], batch_size=batch, seed=seed,
-        where=CPU, rank=rank, world=world,
-    )  # fmt: skip
+    views = lambda step: VIEWS[: 2 + step % 2]  # noqa: E731
+    return Batches(originals, files.labels, order, views=views, where=CPU, rank=rank, world=world)
 
 
 def made(batches: Batches, steps) -> list[tuple[torch.Tensor, ...]]:
@@ -263,7 +261,7 @@ def test_small_batches_are_decoded_further_ahead():
     begun = []
     source = SimpleNamespace(ahead=3, fetch=lambda rows, views, numbers: begun.append(1) or (lambda: (None, rows)))
     order, labels = Order(np.array([40]), 4, 0), np.zeros(40, np.int64)
-    batches = Batches(source, labels, order, views=lambda step: VIEWS, batch_size=4, seed=0, where=CPU)
+    batches = Batches(source, labels, order, views=lambda step: VIEWS, where=CPU)
     assert [(batches.at(step), len(begun))[1] for step in range(3)] == [4, 5, 6]
 
 

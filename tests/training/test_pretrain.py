@@ -79,7 +79,7 @@ def test_the_speed_of_the_first_steps_excludes_what_is_measured_before_them(data
         return encoder_of(*arguments)
 
     monkeypatch.setattr("training.recorder.encoder_of", slow)
-    monkeypatch.setattr("training.monitor.time.perf_counter", tick)
+    monkeypatch.setattr("training.recorder.time.perf_counter", tick)
     pretrain(recipe("epochs=1", "log_every=1"), [data], tmp_path / "run")
     assert read_log(tmp_path / "run")[0]["images_per_s"] > recipe().batch_size / 1000
 

@@ -16,7 +16,6 @@ from nnclr_hub import load_encoder
 from nnclr_hub.errors import InvalidRequest
 from nnclr_hub.hub.layout import HEADS, read_config, read_weights
 from nnclr_hub.hub.registry import default_model
-from nnclr_hub.images.reading import PLAIN
 from nnclr_hub.publish.export import export_model
 from nnclr_hub.table_rows import LabelTable
 from training import ablate, recorder
@@ -295,7 +294,7 @@ def test_auto_changes_an_encoder_that_it_improves(photos, tmp_path):
 @pytest.mark.parametrize("raw_too", [True, False])
 def test_auto_changes_an_encoder_only_if_both_kinds_of_vectors_are_better(raw_too):
     right = np.arange(100) < 40
-    references = References([], PLAIN, 3, None, QUIET)
+    references = References([], recipe(), None, QUIET)
     references.correct = dict.fromkeys(("hog", "color", "hog+color", "the most common class"), right * 0.0)
     references.correct |= {"parent": right * 1.0, "parent raw": right * 1.0}
     references.correct |= {"run": np.ones(100), "run raw": np.ones(100) if raw_too else right * 1.0}

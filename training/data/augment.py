@@ -64,10 +64,6 @@ class StoredImages:
         """Return the images from `start` to `end`."""
         return StoredImages(self.images[start:end], self.boxes[:, start:end])
 
-    def in_lines(self) -> StoredImages:
-        """Return float32 images with the memory layout (B, H, C, W), converted once for all views."""
-        return StoredImages(_in_lines(self.images), self.boxes)
-
     def crop(self, number: int, view: View, numbers: Tensor) -> Tensor:
         """Return the crops of a view, given by its number: (B, C, S, S) float32 in [0, 1], mirrored by `numbers`."""
         flip = (numbers[:, FLIP] < view.flip).to(self.images.device, non_blocking=True)
@@ -141,7 +137,7 @@ def make_views(
     if 0 < at_once < len(pixels):
         return _make_in_parts(pixels, views, numbers, at_once, change)
     if isinstance(pixels, StoredImages):
-        pixels = pixels.in_lines()
+        pixels = StoredImages(_in_lines(pixels.images), pixels.boxes)
     made: dict[int, Tensor] = {}
     for places in _groups(views):
         view = views[places[0]]

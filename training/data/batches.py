@@ -13,19 +13,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from .augment import NUMBERS, Pixels, sample_numbers
+from .image_pack import PackedPixels
+from .originals import Originals
 from .views import View
 
 Views = Callable[[int], Sequence[View]]  # from the number of a step
+PixelSource = PackedPixels | Originals
 ROUNDS = 8  # in a permutation
-WINDOW_BYTES = 1 << 30  # bytes of the archives that are read at random at one time
-REPLACEMENTS = 20  # images tried in place of one that cannot be read
 SAMPLED = 1000  # images of the statistics
 LEAST_STD = 0.01  # for an empty channel
 # the whole image, squashed to a square
@@ -92,7 +92,7 @@ class Order:
         window: int = 0,
     ) -> None:
         self._images = int(np.sum(folders))
-        self._batch_size, self._seed = batch_size, seed
+        self.batch_size, self.seed = batch_size, seed
         self.steps_per_epoch = self._images // batch_size
         self.folders = np.asarray(folders)
         self._blocks, self._window = blocks, window
@@ -101,21 +101,21 @@ class Order:
     def rows(self, step: int) -> np.ndarray:
         """Return the rows of a step, counted from 0 over all epochs: (B,) int64."""
         epoch, place = divmod(step, self.steps_per_epoch)
-        positions = np.arange(place * self._batch_size, (place + 1) * self._batch_size)
+        positions = np.arange(place * self.batch_size, (place + 1) * self.batch_size)
         if self._blocks is None:
-            return Permutation(self._images, self._seed, epoch)(positions)
+            return Permutation(self._images, self.seed, epoch)(positions)
         return self._in_windows(epoch, positions)
 
     def replacement(self, row: int, attempt: int) -> int:
         """Return the row that replaces one that cannot be read; the same in every run with this seed."""
-        return seed_of(self._seed, row, attempt) % self._images
+        return seed_of(self.seed, row, attempt) % self._images
 
     # ---- windows of archives
 
     def _windows_of(self, epoch: int) -> tuple[np.ndarray, ...]:
         """Return the permuted blocks, the position after each, and the position at which each window starts."""
         assert self._blocks is not None
-        blocks = Permutation(len(self._blocks), self._seed, epoch, 1)(np.arange(len(self._blocks)))
+        blocks = Permutation(len(self._blocks), self.seed, epoch, 1)(np.arange(len(self._blocks)))
         ends = np.cumsum(self._blocks[blocks])
         first = ends - self._blocks[blocks]
         number = first // max(1, self._window)
@@ -129,7 +129,7 @@ class Order:
         for one in np.unique(number):
             inside = number == one
             size = int(windows[one + 1] - windows[one])
-            shuffled = Permutation(size, self._seed, epoch, 2, int(one))(positions[inside] - windows[one])
+            shuffled = Permutation(size, self.seed, epoch, 2, int(one))(positions[inside] - windows[one])
             positions[inside] = windows[one] + shuffled
         place = np.searchsorted(ends, positions, side="right")
         within = positions - (ends[place] - self._blocks[blocks[place]])
@@ -171,37 +171,11 @@ class Batch:
     labels: Tensor
 
 
-class PixelSource(Protocol):
-    """Where the pixels of a set come from: a `PackedPixels`, or the `Originals`.
-
-    ahead: steps that it works on ahead of the one that trains.
-    device_bytes: bytes of the memory of a GPU that the pixels of the whole set take.
-    unreadable: {row: reason} of the images that could not be read.
-    """
-
-    ahead: int
-    device_bytes: int
-    unreadable: dict[int, str]
-
-    def __len__(self) -> int: ...
-
-    def fetch(
-        self, rows: np.ndarray, views: Sequence[View], numbers: Tensor
-    ) -> Callable[[], tuple[Pixels, np.ndarray]]:
-        """Begin to read the images at rows (B,) for these views; the function that it returns waits for them.
-
-        It returns the pixels on the device, and the rows that were read: those of images that cannot be read differ.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
 class Batches:
     """Batches by step number, so that a resumed run continues with the very next one.
 
-    pixels, labels, batch_size, seed: as given.
-    folders: (F,) int64, number of images of each data folder; their rows follow one another.
+    pixels, labels: as given.
+    batch_size, seed, folders: those of the order.
     part: the slice of a batch that this rank has.
     steps: number of steps of the run, which its views may depend on.
 
@@ -220,18 +194,15 @@ class Batches:
         order: Order,
         *,
         views: Views,
-        batch_size: int,
-        seed: int,
         where: torch.device,
         rank: int = 0,
         world: int = 1,
     ) -> None:
         self.steps_per_epoch, self.steps = order.steps_per_epoch, 0
         self.pixels, self.labels = pixels, np.asarray(labels, np.int64)
-        self._order = order
-        self._views, self._where = views, where
-        self.batch_size, self.seed, self.folders = batch_size, seed, order.folders
-        self.part = slice(rank * batch_size // world, (rank + 1) * batch_size // world)
+        self._order, self._views, self._where = order, views, where
+        self.batch_size, self.seed, self.folders = order.batch_size, order.seed, order.folders
+        self.part = slice(rank * order.batch_size // world, (rank + 1) * order.batch_size // world)
         self._begun: dict[int, Callable[[], Batch]] = {}
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ import os
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -338,7 +338,8 @@ def _places(given: Path | str) -> list[str]:
     splits = splits_in(given)
     if "train" in splits:
         relative = {name: path.relative_to(given).as_posix() for name, path in splits.items()}
-        _warn_of_others(str(given), _outside(Path(given), set(splits.values())), relative)
+        outside = (path for path, _ in walk(Path(given), without=[*relative.values()]) if is_image(path))
+        _warn_of_others(str(given), outside, relative)
     return [place for part in _parts(Path(given)) for place in archives_without_images(part)] or [str(given)]
 
 
@@ -356,11 +357,6 @@ def _parts(folder: Path) -> list[Path]:
     if "train" not in splits:
         return [folder]
     return [splits[part] for part in ("train", *UNLABELED) if part in splits]
-
-
-def _outside(folder: Path, splits: Collection[Path]) -> Iterator[str]:
-    without = [one.relative_to(folder).as_posix() for one in splits]
-    return (path for path, _ in walk(folder, without=without) if is_image(path))
 
 
 def _warn_of_others(place: str, paths: Iterable[str], splits: Mapping[str, str]) -> None:
@@ -400,8 +396,9 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
     if is_address(place) or not folder.is_dir():
         for source, found in sources_at(place):
             images = _to_learn_from(place, found)
-            names = (name and f"{number}/{name}" for name in _labels(source, images))
-            yield Listed(source, images, list(names), number)
+            # at an address, each text of a sample would be a request
+            labels = [one.label if source.is_local or one.row_label else one.folder or None for one in images]
+            yield Listed(source, images, [name and f"{number}/{name}" for name in labels], number)
         return
     for part in _parts(folder):
         source, images = next(sources_at(str(part)))
@@ -413,12 +410,6 @@ def _listed(place: str, number: int) -> Iterator[Listed]:
             labels = [None if part.name in UNLABELED else image.folder or None for image in images]
         # two data folders may use the same class name for different things
         yield Listed(source, images, [name and f"{folder.resolve()}/{name}" for name in labels], number)
-
-
-def _labels(source: Place, images: Sequence[Source]) -> Iterator[str | None]:
-    for image in images:  # at an address, each text of a sample would be a request
-        with_texts = source.is_local or image.row_label
-        yield image.label if with_texts else image.folder or None
 
 
 def sampled_sizes(paths: Sequence[Path | Source], reading: ImageReading = PLAIN) -> np.ndarray:

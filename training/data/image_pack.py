@@ -72,6 +72,10 @@ class PackedPixels:
 
     Args:
         residency: "device", "host", or "auto": on the device if it takes at most half of the free memory.
+
+    Attributes:
+        ahead: steps in work ahead of the one that trains.
+        device_bytes: bytes of the memory of a GPU that the whole pack takes.
     """
 
     def __init__(self, pack: ImagePack, where: torch.device, residency: str = "auto") -> None:
@@ -100,7 +104,7 @@ class PackedPixels:
     def fetch(
         self, rows: np.ndarray, views: Sequence[View], numbers: Tensor
     ) -> Callable[[], tuple[StoredImages, np.ndarray]]:
-        """Gather the images at rows (B,) int64; see `PixelSource`."""
+        """Gather the images at rows (B,) int64; see `Originals.fetch`."""
         ready = None if self._thread is None else self._thread.submit(self._gather, rows)
 
         def wait() -> tuple[StoredImages, np.ndarray]:

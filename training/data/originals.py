@@ -24,7 +24,6 @@ from nnclr_hub.images.source import TABLE, TAR, Source
 from nnclr_hub.remote_files import RemoteBytes
 
 from .augment import FLIP, CutViews
-from .batches import REPLACEMENTS, WINDOW_BYTES
 from .cutting import CROP_NUMBERS, CutRequest, cut_views
 from .image_index import ImageIndex
 from .views import View
@@ -35,6 +34,8 @@ MOST_AT_ONCE = 16  # images of a message to a decoding process
 REQUESTS = 32  # at a time to addresses
 AHEAD_BYTES = 256 << 20  # bytes of the batches of the steps in work, if there are more than two
 MOST_AHEAD = 8
+WINDOW_BYTES = 1 << 30  # bytes of the archives that are read at random at one time
+REPLACEMENTS = 20  # images tried in place of one that cannot be read
 SEGMENT = 8 << 20  # bytes of an archive at an address that are read by one request
 
 

@@ -6,6 +6,7 @@ Called again with the same folder, it continues: existing results are not comput
 from __future__ import annotations
 
 import inspect
+import math
 import time
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +35,7 @@ from nnclr_hub.table_rows import LabelTable
 from nnclr_hub.terminal import PlainConsole
 
 from ..data.named_sets import find_folder
-from ..recipes.recipe import assignments, one_of, parse_settings, require
+from ..recipes.recipe import NOT_NEGATIVE, POSITIVE, assignments, one_of, parse_settings, require
 from .features import Features, Score, task_features
 from .frozen import few_shot, knn, linear, retrieval
 from .results import EvaluationRecord, Results, in_percent
@@ -60,7 +61,6 @@ THROUGH_IMAGES: dict[str, Callable[..., Scores]] = {
     "finetune": finetune,
 }
 ZERO_ALLOWED = {"seed", "workers", "lr", "weight_decay", "image_size", "drop_path", "label_smoothing"}
-MIN = 1e-12
 PROTOCOLS = {**ON_FEATURES, **THROUGH_IMAGES}
 
 
@@ -108,8 +108,8 @@ def _configured(name: str, assignments: Sequence[str]) -> Protocol:
             one_of(key, value, typing.get_args(hints[key]))
         for one in value if isinstance(value, tuple) else (value,):
             if isinstance(one, int | float):
-                least = 0 if key in ZERO_ALLOWED else MIN
-                require(least <= one < float("inf"), key, one, "must be 0 or more" if least == 0 else "must be above 0")
+                rule, holds = NOT_NEGATIVE if key in ZERO_ALLOWED else POSITIVE
+                require(holds(one) and one < math.inf, key, one, rule)
                 size = key != "image_size" or not one or 8 <= one <= 2048
                 require(size, key, one, "must be 0 (the encoder's size) or 8 to 2048 pixels")
                 require(key != "seed" or one < 2**31, key, one, f"must be below {2**31}")
@@ -204,7 +204,11 @@ def _load_sources(
     sources: dict[str, FeatureSource] = {}
     for name in dict.fromkeys(names):
         try:
-            source = _hand_crafted(name) or load_encoder(name, device=device, backend=backend)
+            plain, text = split_reading(name)
+            if plain in FLOORS:
+                source: FeatureSource = replace(FLOORS[plain], reading=ImageReading.parse(text))
+            else:
+                source = load_encoder(name, device=device, backend=backend)
         except ModelFilesMissing as error:
             if len(names) == 1 or not name.startswith(PUBLISHED):
                 raise
@@ -329,8 +333,3 @@ class _Journal:
             command=self.command,
             digest=task.digest(),
         )
-
-
-def _hand_crafted(name: str) -> FeatureSource | None:
-    plain, text = split_reading(name)
-    return replace(FLOORS[plain], reading=ImageReading.parse(text)) if plain in FLOORS else None

@@ -250,75 +250,64 @@ class Recipe:
         for name, kind in typing.get_type_hints(type(self)).items():
             if typing.get_origin(kind) is Literal:
                 one_of(name, getattr(self, name), typing.get_args(kind))
-        self._check_ranges()
         self._check_together()
+        self._check_numbers()
         if self.epochs != FIT and self.epochs == int(self.epochs):
             object.__setattr__(self, "epochs", int(self.epochs))  # which reads better in every text and file
 
-    def _check_ranges(self) -> None:
+    def _check_numbers(self) -> None:
         for one in dataclasses.fields(self):
             if isinstance(value := getattr(self, one.name), int | float):
                 rule, holds = one.metadata["range"]
                 require(holds(value), one.name, value, rule)
-        for name, value in (("crop_scale", self.crop_scale), ("local_scale", self.local_scale)):
-            if value or name == "local_scale":
-                fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
-                require(fits, name, value, "must be LEAST,MOST, two shares of the area above 0 and at most 1")
-        require(1 <= self.in_chans <= MAX_CHANNELS, "in_chans", self.in_chans, f"must be from 1 to {MAX_CHANNELS}")
-        chosen = len(ImageReading.parse(self.reading).channels)
-        fits = chosen in (0, self.in_chans) or (chosen == 1 and self.in_chans == 3)
-        require(fits, "reading", self.reading, f"must choose {self.in_chans} channels, as many as in_chans")
+        for name, value in (("crop_scale", self.crop_scale or (1, 1)), ("local_scale", self.local_scale)):
+            fits = len(value) == 2 and 0 < value[0] <= value[1] <= 1
+            require(fits, name, value, "must be LEAST,MOST, two shares of the area above 0 and at most 1")
         for name, least in (("mean", -1e9), ("std", 0)):
             value = getattr(self, name)
             fits = len(value) == self.in_chans and min(value) > least
             require(fits, name, value, f"must be {self.in_chans} numbers, one for each channel, with std above 0")
-        require(
-            len(self.channels) in (0, 4), "channels", self.channels, "must be the widths of all four stages, or empty"
-        )
-        require(self.batch_size >= 2, "batch_size", self.batch_size, "must be at least 2 for batch norm and InfoNCE")
 
     def _check_together(self) -> None:
-        require(
-            self.pack_size >= self.image_size or self.cut_from == "originals",
-            "pack_size",
-            self.pack_size,
-            f"must be at least image_size ({self.image_size}), or every view would be enlarged",
-        )
-        require(
-            not (self.optimizer == "lars" and self.weight_decay == 0),
-            "weight_decay",
-            0,
-            "must be above 0 with lars, which adapts only tensors with weight decay (1e-9 is enough)",
-        )
-        require(
-            not (self.k > 1 and self.pick == "soft"), "k", self.k, "must be 1 with pick=soft, which averages all rows"
-        )
-        require(
-            self.early_share == 0 or self.early_size >= 8,
-            "early_share",
-            self.early_share,
-            "needs early_size, the side of the views in the early part of the run",
-        )
-        require(
-            self.encoder == "online" or METHODS[self.method].target_encoder == "momentum",
-            "encoder",
-            self.encoder,
-            f"must be online: the method {self.method} has no momentum encoder",
-        )
-        with_teacher = [name for name, row in METHODS.items() if row.target_encoder == "teacher"]
-        require(
-            (self.method in with_teacher) == bool(self.teacher),
-            "teacher",
-            self.teacher or "none",
-            f"must be an encoder with the methods {', '.join(with_teacher)}, and is not used with others",
-        )
-        guided = METHODS[self.method].target in ("neighbor", "nearest_mean")
-        require(
-            guided or not (self.same or self.not_same),
-            "same" if self.same else "not_same",
-            self.same or self.not_same,
-            f"needs a method whose targets are neighbors; {self.method} has none",
-        )
+        chosen, row = len(ImageReading.parse(self.reading).channels), METHODS[self.method]
+        with_teacher = [name for name, one in METHODS.items() if one.target_encoder == "teacher"]
+        guided = row.target in ("neighbor", "nearest_mean")
+        of_neighbors = f"needs a method whose targets are neighbors; {self.method} has none"
+        rules = {  # setting -> whether it fits, and what it must be
+            "in_chans": (1 <= self.in_chans <= MAX_CHANNELS, f"must be from 1 to {MAX_CHANNELS}"),
+            "reading": (
+                chosen in (0, self.in_chans) or (chosen == 1 and self.in_chans == 3),
+                f"must choose {self.in_chans} channels, as many as in_chans",
+            ),
+            "channels": (len(self.channels) in (0, 4), "must be the widths of all four stages, or empty"),
+            "batch_size": (self.batch_size >= 2, "must be at least 2 for batch norm and InfoNCE"),
+            "pack_size": (
+                self.pack_size >= self.image_size or self.cut_from == "originals",
+                f"must be at least image_size ({self.image_size}), or every view would be enlarged",
+            ),
+            "weight_decay": (
+                self.weight_decay > 0 or self.optimizer != "lars",
+                "must be above 0 with lars, which adapts only tensors with weight decay (1e-9 is enough)",
+            ),
+            "k": (self.k == 1 or self.pick != "soft", "must be 1 with pick=soft, which averages all rows"),
+            "early_share": (
+                self.early_share == 0 or self.early_size >= 8,
+                "needs early_size, the side of the views in the early part of the run",
+            ),
+            "encoder": (
+                self.encoder == "online" or row.target_encoder == "momentum",
+                f"must be online: the method {self.method} has no momentum encoder",
+            ),
+            "teacher": (
+                (self.method in with_teacher) == bool(self.teacher),
+                f"must be an encoder with the methods {', '.join(with_teacher)}, and is not used with others",
+            ),
+            "same": (guided or not self.same, of_neighbors),
+            "not_same": (guided or not self.not_same, of_neighbors),
+        }
+        for name, (fits, rule) in rules.items():
+            value = getattr(self, name)
+            require(fits, name, "none" if value == "" else value, rule)
 
     # ---- derived values
 
