@@ -674,7 +674,14 @@ def test_after_closing_no_model_works_or_loads(make_engines):
     shelf = Shelf(a=KB, b=KB)
     engines = make_engines(shelf)
     model = engines.get("a")
-    engines.close()
+    shelf.wait.clear()
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(engines.get, "b")
+        until(lambda: shelf.loads == ["a", "b"])
+        engines.close(0.2)
+        shelf.wait.set()
+        with pytest.raises(NotReady):
+            loading.result()
     with pytest.raises(NotReady):
         model.embed_each([b"1"])
     with pytest.raises(NotReady):

@@ -102,6 +102,15 @@ def test_vectors_of_another_encoder_are_refused(client, pets):
     assert answer.status_code == 422
 
 
+def test_a_vector_far_from_all_rows_has_no_label(client):
+    items = [{"vector": [1.0, 0.01 * n, float(n % 2)], "label": "ab"[n % 2]} for n in range(40)]
+    job = ended(client, client.post(PROBES, json={"name": "near", "items": items, "l2": 0.01, "reject_far": 0.1}))
+    assert job["state"] == "done", job
+    predicted = client.post(f"{PROBES}/near/predict", json={"vectors": [items[3]["vector"], [-1.0, 0.0, -9.0]]}).json()
+    assert [one.get("label", "none") for one in predicted["results"]] == ["b", "none"]
+    client.delete(f"{PROBES}/near")
+
+
 def test_a_probe_of_vectors_with_several_labels_each(client):
     rng = np.random.default_rng(0)
     names, truth = ["red", "round", "small"], rng.random((80, 3)) < 0.4
