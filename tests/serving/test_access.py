@@ -200,6 +200,8 @@ def test_a_local_server_needs_no_keys(host):
     ("flags", "keys", "name"),
     [
         ({"max_batch": 0}, "[]", "NNCLR_MAX_BATCH"),
+        ({"deadline_s": float("inf")}, "[]", "NNCLR_DEADLINE_S"),
+        ({"drain_s": float("nan")}, "[]", "NNCLR_DRAIN_S"),
         ({"cors_origins": ("*",)}, "[]", "NNCLR_CORS_ORIGINS"),
         ({"cors_origins": (f"{PAGE}/path",)}, "[]", "NNCLR_CORS_ORIGINS"),
         ({}, "not json", "JSON"),
