@@ -1,6 +1,7 @@
 """The engine and its models: batches, permits, tasks, requests that end early, and threads that fail."""
 
 import asyncio
+import contextvars
 import gc
 import threading
 import time
@@ -32,6 +33,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.tasks import Cancelled
 from serving.engine import Engine, patience
 from serving.models import Engines
 from serving.settings import Settings
@@ -195,7 +197,40 @@ def test_a_job_embeds_in_groups_that_the_engine_admits_and_waits_while_it_is_bus
         assert len(engine.embed_each(iter(images))) == len(sizes)
     finally:
         patience.reset(token)
-    assert (made, len(waited)) == (calls, waits)
+    assert (made, len([seconds for seconds in waited if seconds])) == (calls, waits)
+
+
+def test_a_job_can_be_cancelled_while_its_images_are_decoded(make_engine):
+    decoding, release = threading.Event(), threading.Event()
+    engine = make_engine(FakeEncoder(decoding={"slow": lambda: (decoding.set(), release.wait(PATIENCE_S))}))
+
+    def cancel(seconds: float) -> None:
+        raise Cancelled
+
+    def work() -> list:
+        patience.set(cancel)
+        return engine.embed_each([b"slow"])
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(contextvars.copy_context().run, work)
+            assert decoding.wait(PATIENCE_S)
+            with pytest.raises(Cancelled):
+                job.result(PATIENCE_S / 2)
+    finally:
+        release.set()
+    until(lambda: engine.in_work == 0)
+
+
+def test_a_decoder_that_hangs_does_not_hang_the_start(make_engine):
+    release, encoder = threading.Event(), FakeEncoder()
+    encoder.prepare = lambda image: release.wait(PATIENCE_S)
+    engine = make_engine(encoder, deadline_s=0.2, stall_s=0.2)
+    try:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(NotReady):
+            pool.submit(engine.warm_up).result(PATIENCE_S / 2)
+    finally:
+        release.set()
 
 
 def test_a_request_reports_the_time_of_each_stage(make_engine):
