@@ -24,7 +24,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -78,6 +78,7 @@ class Engine:
         self.own_transform = not isinstance(encoder.transform, EvalTransform)
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
         self._settings = settings
+        self._building: Future[AttentionExtractor] | None = None  # what attention maps need
         # finding the labels that occurred takes longer than counting
         self._counter = cache(partial(self.metrics.images.labels, public_name(encoder.name)))
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
@@ -151,12 +152,14 @@ class Engine:
         The first call takes seconds, because it builds the network and may import torch. If it is cancelled, the
         building continues for the next one.
         """
-        max_side = self._settings.attention_side
-
-        def prepare() -> AttentionQuery:
-            return AttentionQuery(self.encoder.attention_extractor, max_side, settings, image, targets)
-
-        query = await asyncio.to_thread(prepare)
+        if self._building is None or (self._building.done() and self._building.exception() is not None):
+            builder = ThreadPoolExecutor(1, thread_name_prefix="attention")
+            self._building = builder.submit(lambda: self.encoder.attention_extractor)
+            builder.shutdown(wait=False)
+        # all wait here: a thread for each, which cancelling does not free, would leave none to load models
+        await _done(self._building, asyncio.get_running_loop())
+        extractor, max_side = self._building.result(), self._settings.attention_side
+        query = await asyncio.to_thread(AttentionQuery, extractor, max_side, settings, image, targets)
         results = await self.run_async(query.images, query.task)
         return await asyncio.to_thread(query.maps, results)
 

@@ -20,6 +20,7 @@ from waiting import PATIENCE_S, until
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cores import usable_cores
+from nnclr_hub.encoder.attention import AttentionSettings
 from nnclr_hub.errors import (
     FingerprintMismatch,
     ImageError,
@@ -346,6 +347,30 @@ def test_a_cancelled_request_is_dropped(make_engine):
     assert first_column(engine.run(numbers(9))) == [9]
     assert len(encoder.batches) == 2
     assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 8
+
+
+def test_cancelled_attention_maps_leave_the_threads_that_load_models(make_engine):
+    release = threading.Event()
+
+    class Slow(FakeEncoder):
+        @property
+        def attention_extractor(self):
+            release.wait(PATIENCE_S)
+
+    engine = make_engine(Slow())
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        tasks = [asyncio.create_task(engine.attention_maps_async(AttentionSettings(), b"1")) for _ in range(4)]
+        await asyncio.wait(tasks, timeout=0.2)
+        for one in tasks:
+            one.cancel()
+        try:
+            await asyncio.wait_for(asyncio.to_thread(int), PATIENCE_S / 4)
+        finally:
+            release.set()
+
+    asyncio.run(ask())
 
 
 def test_requests_are_freed_without_garbage_collection(make_engine):
