@@ -62,7 +62,14 @@ def ask(
         return {"type": "http.request", "body": body}
 
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    scope = {"type": "http", "path": path, "method": method, "headers": pairs, "query_string": b""}
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "path": path,
+        "method": method,
+        "headers": pairs,
+        "query_string": b"",
+    }
     scope |= {"client": (client, 1), "scheme": scheme}
     asyncio.run(control(scope, receive, send))
     return Answer(sent, scope)
