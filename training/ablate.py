@@ -30,7 +30,9 @@ from .evals.results import markdown_table
 from .evals.task import Part, evaluation_sets, table_set
 from .pretrain import pretrain
 from .recipes import Recipe
+from .recipes.recipe import OF_PLUGIN, one_of
 from .report import read_about, write_report
+from .run import CALLBACKS
 from .setup import require_labels
 from .situation import chosen_by_auto
 from .tables import Row, Table, find_table, parse_row
@@ -90,6 +92,8 @@ def ablate(
     if not every:
         raise InvalidRequest('The table "own" needs --row, such as --row "tau .2: temperature=0.2".')
     recipes = [base.with_settings(row.settings) for row in every]  # before any run: an invalid row stops here
+    for callback in {one for recipe in recipes for one in recipe.callbacks}:
+        one_of("callbacks", callback, CALLBACKS, OF_PLUGIN)
     _check_data(recipes, data, labels, console)
     names = [slug(row.label) for row in every]
     for row, name in zip(every, names, strict=True):

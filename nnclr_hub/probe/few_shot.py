@@ -60,17 +60,17 @@ def few_shot_curve(
 
     labels, test_labels = label_array(labels), label_array(test_labels)
     features = feature_matrix(features)
-    if len(features) != len(labels) or len(test_features) != len(test_labels):
-        raise InvalidRequest(
-            f"A few-shot curve needs one label per row, got {len(features)} rows and {len(labels)} labels, and "
-            f"{len(test_features)} and {len(test_labels)} for the test."
-        )
+    for rows, names, what in ((features, labels, ""), (test_features, test_labels, "test ")):
+        if len(rows) != len(names):
+            raise InvalidRequest(
+                f"A few-shot curve needs one label per row, got {len(rows)} {what}rows and {len(names)} {what}labels."
+            )
     members = {one: np.flatnonzero(labels == one) for one in np.unique(labels).tolist()}
     if len(members) < 2:
         raise InvalidRequest(f"A few-shot curve needs at least two classes, got {len(members)}.")
-    unknown = np.setdiff1d(test_labels, labels)
-    if len(unknown):
-        raise InvalidRequest(f"The test labels have classes that the training labels lack: {unknown[:5].tolist()}.")
+    unknown = [one for one in np.unique(test_labels).tolist() if one not in members]
+    if unknown:
+        raise InvalidRequest(f"The test labels have classes that the training labels lack: {unknown[:5]}.")
     if seeds < 1:
         raise InvalidRequest(f"seeds must be at least 1, got {seeds}.")
     largest = max(map(len, members.values()))

@@ -37,11 +37,11 @@ def knn_classify(
         temperature: > 0; with a small one the nearest decides.
 
     Returns:
-        (Q,) labels.
+        (Q,) labels, with the dtype of train_labels.
 
     Raises:
-        InvalidRequest: no training vectors, lengths that differ, labels of another kind, k or temperature out of range,
-            or NaN or infinity.
+        InvalidRequest: no training vectors, lengths that differ, missing or mixed labels, k or temperature out of
+            range, or NaN or infinity.
     """
     train_features, features = feature_matrix(train_features), feature_matrix(features)
     if k < 1 or not temperature > 0:

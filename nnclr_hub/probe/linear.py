@@ -10,9 +10,8 @@ several labels per row, it is one sigmoid per class.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from numbers import Real
 from typing import Literal
 
 import numpy as np
@@ -22,8 +21,7 @@ from torch import Tensor
 
 from nnclr_hub.arguments import checked
 from nnclr_hub.errors import InvalidRequest
-from nnclr_hub.missing_values import is_missing
-from nnclr_hub.probe.linear_probe import Label, LinearProbe, Region, feature_matrix
+from nnclr_hub.probe.linear_probe import Label, LinearProbe, Region, feature_matrix, label_list
 from nnclr_hub.probe.logistic import TOLERANCE, Rows, Solver, Stacked, calibrated_temperature, logits_of
 from nnclr_hub.probe.metrics import mean_average_precision_11, mean_per_class, top_k_accuracy
 
@@ -57,7 +55,7 @@ def fit_linear_probe(
     Args:
         features: (N, D) float32 or float16, not copied.
         labels: N labels of at least two classes; or, for several per row, (N, C) of zeros and ones, NaN where a label
-            is unknown.
+            is unknown. Probabilities instead of zeros and ones (soft labels) are refused.
         classes: names of the C columns.
         l2: strength of the penalty. None chooses it from `sweep` by the metric on held-out rows, fits the temperature
             there too, and then fits on all rows.
@@ -76,11 +74,11 @@ def fit_linear_probe(
         InvalidRequest: lengths that differ, fewer than two classes, NaN or infinity, or held-out labels that the
             training rows lack.
     """
-    labels = labels if isinstance(labels, Sequence) else np.asarray(labels)  # such as a tensor, or a column of pandas
-    if isinstance(labels, np.ndarray) and labels.ndim not in (1, 2):
-        raise InvalidRequest(f"Labels must have the shape (N,), or (N, C) for several per row, got {labels.shape}.")
-    x, several = torch.from_numpy(feature_matrix(features)), isinstance(labels, np.ndarray) and labels.ndim == 2
-    names = tuple(classes) if classes is not None else _classes(labels)
+    labels = _labels(labels)
+    x, several = torch.from_numpy(feature_matrix(features)), isinstance(labels, np.ndarray)
+    if several and classes is None:
+        raise InvalidRequest("Labels (N, C) need classes, the names of the C columns.")
+    names = tuple(sorted(set(labels), key=_order) if classes is None else classes)
     if len(labels) != len(x) or len(names) < (1 if several else 2):
         raise InvalidRequest(
             f"A linear probe needs one label per row and at least two classes; got {len(x)} rows, {len(labels)} labels "
@@ -101,7 +99,7 @@ def fit_linear_probe(
             kept, held = _split(y, seed)
             part, part_y, held_rows, held_y = Stacked((x, kept)), y[kept], Stacked((x, held)), y[held]
         else:
-            other, held_y = torch.from_numpy(feature_matrix(validation[0])), _targets(validation[1], names)
+            other, held_y = torch.from_numpy(feature_matrix(validation[0])), _targets(_labels(validation[1]), names)
             part, part_y, held_rows = rows, y, Stacked((other, None))
             rows, y = Stacked((x, None), (other, None)), torch.cat([y, held_y])
         solver = Solver(_weighted(part, part_y, len(names), class_weight), where)
@@ -156,19 +154,22 @@ def _device(wanted: str | None) -> torch.device:
     return torch.device(wanted or "cpu")
 
 
-def _classes(labels: Sequence[Label] | np.ndarray) -> tuple[Label, ...]:
-    names = labels.tolist() if isinstance(labels, np.ndarray) else labels
-    if number := sum(map(is_missing, names)):
-        raise InvalidRequest(f"{number} of {len(names)} labels are missing (None, NaN or blank); leave out these rows.")
-    for name in names:
-        if not isinstance(name, str | Real):
-            raise InvalidRequest(f"A label must be a name or a number, got {name!r:.80}.")
-    return tuple(sorted(set(names), key=lambda name: (isinstance(name, str), name)))
+def _labels(given: Iterable[Label] | np.ndarray) -> list[Label] | np.ndarray:
+    """Return N labels as a list, and (N, C) of several per row as an array."""
+    if not hasattr(given, "__array__") or (array := np.asarray(given)).ndim == 1:
+        return label_list(given)
+    if array.ndim != 2:
+        raise InvalidRequest(f"Labels must have the shape (N,), or (N, C) for several per row, got {array.shape}.")
+    return array
 
 
-def _targets(labels: Sequence[Label] | np.ndarray, classes: Sequence[Label]) -> Tensor:
+def _order(label: Label) -> tuple[bool, Label]:
+    return isinstance(label, str), label  # numbers before names
+
+
+def _targets(labels: list[Label] | np.ndarray, classes: Sequence[Label]) -> Tensor:
     """Return positions in `classes`, (N,) int64, or the (N, C) matrix as float32."""
-    if isinstance(labels, np.ndarray) and labels.ndim == 2:
+    if isinstance(labels, np.ndarray):
         if labels.shape[1] != len(classes):
             raise InvalidRequest(f"Labels with {labels.shape[1]} columns need as many classes, got {len(classes)}.")
         try:
@@ -178,15 +179,14 @@ def _targets(labels: Sequence[Label] | np.ndarray, classes: Sequence[Label]) -> 
         if not np.isin(matrix[~np.isnan(matrix)], (0, 1)).all():
             raise InvalidRequest("Labels (N, C) must be zeros and ones, or NaN where a label is unknown.")
         return torch.from_numpy(matrix)
-    names = labels.tolist() if isinstance(labels, np.ndarray) else labels
     place = {name: i for i, name in enumerate(classes)}
-    unknown = sorted({str(name) for name in names if name not in place})
+    unknown = sorted({str(name) for name in labels if name not in place})
     if unknown:
         raise InvalidRequest(
             f"The training rows lack these labels: {', '.join(unknown[:5])}{' ...' * (len(unknown) > 5)}. "
             "Remove them from the held-out rows, or add training images with them."
         )
-    return torch.tensor([place[name] for name in names], dtype=torch.int64)
+    return torch.tensor([place[name] for name in labels], dtype=torch.int64)
 
 
 def _loss(logits: Tensor, y: Tensor) -> float:

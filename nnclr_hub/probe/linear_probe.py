@@ -7,9 +7,11 @@ probe.predict(features).labels
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ from nnclr_hub.errors import FingerprintMismatch, InvalidRequest
 from nnclr_hub.file_replacement import replace_file
 from nnclr_hub.html_table import html_table
 from nnclr_hub.json_text import MALFORMED, parse_json, what_is_wrong
+from nnclr_hub.missing_values import is_missing
 from nnclr_hub.probe.metrics import Label, require_finite
 
 HELD_OUT = 0.2  # share of the rows on which the limit is measured
@@ -275,13 +278,27 @@ def feature_matrix(features: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x)
 
 
-def label_array(labels: Sequence[Label] | np.ndarray) -> np.ndarray:
-    """Return the labels of N rows as an array (N,) of numbers or texts."""
-    try:
-        found = np.asarray(labels)
-        found = np.asarray(found.tolist()) if found.dtype == object else found  # such as a column of pandas
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InvalidRequest(f"Labels must be numbers or names, one per row ({error}).") from error
-    if found.ndim != 1 or (found.size and found.dtype.kind not in "biufU"):
-        raise InvalidRequest(f"Labels must be numbers or names, one per row, got {labels!r:.80}.")
-    return found
+def label_list(labels: Iterable[Label]) -> list[Label]:
+    """Return the labels of N rows as Python's texts and numbers.
+
+    Raises:
+        InvalidRequest: a label is missing, or is neither a name nor a number.
+    """
+    given: Iterable[Any] = getattr(labels, "tolist", lambda: labels)()
+    names = [one.item() if getattr(one, "ndim", None) == 0 else one for one in given]  # a list may have np.bool_
+    if number := sum(map(is_missing, names)):
+        raise InvalidRequest(f"{number} of {len(names)} labels are missing (None, NaN or blank); leave out these rows.")
+    for name in names:
+        if not isinstance(name, str | Real):
+            raise InvalidRequest(f"A label must be a name or a number, got {name!r:.80}.")
+    return names
+
+
+def label_array(labels: Iterable[Label]) -> np.ndarray:
+    """Return the labels of N rows as an array (N,) of numbers or texts, with the dtype of a given array."""
+    names = label_list(labels)
+    texts = [name for name in names if isinstance(name, str)]
+    if 0 < len(texts) < len(names):  # NumPy would make texts of the numbers
+        raise InvalidRequest(f"Labels must be all names or all numbers, got {names!r:.80}.")
+    found = np.asarray(labels)
+    return found if found.dtype.kind in "biufU" else np.asarray(names)  # others, such as a column of pandas

@@ -70,7 +70,7 @@ def check_collection_name(name: str, what: str = "Collection name") -> str:
 def check_whole(name: str, value: int, most: int) -> int:
     """Return a whole number from 1 to `most` if it is valid."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 1 <= value <= most:
-        raise InvalidRequest(f"{name} must be between 1 and {most}, got {value!r:.80}.")
+        raise InvalidRequest(f"{name} must be a whole number from 1 to {most}, got {value!r:.80}.")
     return int(value)
 
 
@@ -144,6 +144,8 @@ def check_vectors(
 
 def _stack(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, what: Callable[[int], str]) -> np.ndarray:
     """Return vectors (n, D) float32."""
+    if isinstance(vectors, str | bytes):
+        raise InvalidRequest(f"Vectors must be a list or array of numbers, got {vectors!r:.80}.")
     try:
         count = len(vectors)
     except TypeError as error:
@@ -152,7 +154,7 @@ def _stack(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, wha
         return np.zeros((0, spec.dim), np.float32)
     try:
         with np.errstate(over="ignore"):  # numbers above float32 become infinite, and are refused later
-            rows = np.asarray(vectors, np.float32)
+            rows = _real(vectors)
         if rows.shape == (count, spec.dim):
             return np.ascontiguousarray(rows)
     except (TypeError, ValueError, RuntimeError):  # the last one by torch
@@ -160,12 +162,19 @@ def _stack(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec, wha
     for i, vector in enumerate(vectors):
         try:
             with np.errstate(over="ignore"):
-                shape = np.asarray(vector, np.float32).shape
+                shape = _real(vector).shape
         except (TypeError, ValueError, RuntimeError) as error:
             raise InvalidRequest(f"The vector of {what(i)} is not a list of numbers ({error}).") from error
         if shape != (spec.dim,):
             raise InvalidRequest(f"The vector of {what(i)} must have shape ({spec.dim},), got {shape}.")
     raise InvalidRequest(f"The vectors must be an array of numbers with {spec.dim} columns.")
+
+
+def _real(numbers: Any) -> np.ndarray:
+    rows = np.asarray(numbers)
+    if np.iscomplexobj(rows):  # NumPy would take the real parts
+        raise TypeError("they are complex")
+    return rows.astype(np.float32, copy=False)
 
 
 def check_queries(vectors: Sequence[np.ndarray] | np.ndarray, spec: CollectionSpec) -> np.ndarray:

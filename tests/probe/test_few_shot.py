@@ -38,3 +38,13 @@ def test_impossible_curves_are_refused(rows):
         few_shot_curve(x, np.zeros(400, int), x, y)
     with pytest.raises(InvalidRequest):
         few_shot_curve(x, y, x, y, shots=(1000,))
+
+
+def test_labels_that_cannot_be_scored_are_named(rows):
+    x, y = rows
+    with pytest.raises(InvalidRequest, match="1 of 400 labels are missing"):
+        few_shot_curve(x, y, x, [None, *y[1:]])
+    with pytest.raises(InvalidRequest, match="lack: \\['0', '1', '2', '3'\\]"):
+        few_shot_curve(x, y, x, y.astype(str))
+    with pytest.raises(InvalidRequest, match=r"per row, got 400 test rows and 399 test labels\.$"):
+        few_shot_curve(x, y, x, y[1:])

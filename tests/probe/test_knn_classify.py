@@ -71,3 +71,31 @@ def test_values_that_invalidate_the_average_are_refused():
     for options in ({"k": 0}, {"temperature": 0.0}):
         with pytest.raises(InvalidRequest):
             knn_classify(rows, labels, rows, **options)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [
+        (["a", NAN], r"1 of 2 labels are missing \(None, NaN or blank\); leave out these rows\."),
+        (["a", None], "1 of 2 labels are missing"),
+        (np.array([0, NAN]), "1 of 2 labels are missing"),
+        (["a", 1], r"Labels must be all names or all numbers, got \['a', 1\]\."),
+        ([[1, 0], [0, 1]], r"A label must be a name or a number, got \[1, 0\]\."),
+    ],
+    ids=["nan", "none", "nan_number", "mixed", "nested"],
+)
+def test_missing_and_mixed_labels_are_refused(labels, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        knn_classify(np.eye(2), labels, np.eye(2))
+
+
+def test_labels_keep_their_dtype():
+    found = [
+        knn_classify(np.eye(2), labels, np.eye(2))
+        for labels in (np.array([3, 5], np.int32), {1: "a", 2: "b"}.values(), [np.True_, np.False_])
+    ]
+    assert [one.dtype.str for one in found] == ["<i4", "<U1", "|b1"]
+    assert [one.tolist() for one in found] == [[3, 5], ["a", "b"], [True, False]]

@@ -204,3 +204,14 @@ def test_two_rows_of_each_class_are_enough_to_reject_far_rows():
     probe = fit_linear_probe(rows, labels, l2=1e-3, reject_far=0.1)
     others = random.normal(size=(200, 16)).astype(np.float32) * 10
     assert np.mean([label is None for label in probe.predict(others).labels]) > 0.95
+
+
+def test_labels_may_be_numbers_of_numpy_and_views_of_a_dict(clouds):
+    x, y = clouds[:2]
+    flags = y == y[0]
+    probe = fit_linear_probe(x, list(flags), l2=1e-3)
+    assert probe.classes == (False, True)
+    named = dict(enumerate(np.where(flags, "yes", "no").tolist()))
+    assert fit_linear_probe(x, named.values(), l2=1e-3).classes == ("no", "yes")
+    with pytest.raises(InvalidRequest, match="need classes"):
+        fit_linear_probe(x, np.stack([flags, ~flags], axis=1), l2=1e-3)

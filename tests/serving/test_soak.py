@@ -5,7 +5,7 @@ import os
 import sys
 
 import pytest
-from soak import MAY_OPEN, Soak, judge_memory, soak, summary
+from soak import MAY_OPEN, Heard, Ledger, Sample, Soak, judge_memory, soak, summary
 
 # a client cancelled while it connects leaves asyncio's transport to the garbage collector
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")
@@ -26,6 +26,35 @@ def test_every_request_is_answered_once_and_the_server_stays_ready(tmp_path, mon
     files = [one.files for one in done.settled()]
     assert files[-1] <= files[0] + MAY_OPEN  # no connection or file is left open
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    ("growth", "found"),
+    [
+        (0.0, []),
+        (
+            1.0,
+            [
+                "memory grew by 19.7% after it had settled",
+                "open files went from 154 to 185",
+                "open threads went from 154 to 185",
+            ],
+        ),
+    ],
+    ids=["flat", "growing"],
+)
+def test_growth_of_the_process_is_found(growth, found):
+    samples = [Sample(float(at), *(100 + growth * at,) * 3) for at in range(101)]
+    wrong = judge_memory(Soak(Heard(), samples, [], 100.0))
+    assert wrong == found
+
+
+def test_missing_and_unexpected_items_are_found():
+    ledger = Ledger(there={"a", "b"}, unsure={"c"})
+    assert ledger.differences({"a", "b", "c"}) == ledger.differences({"a", "b"}) == []
+    missing, extra = ledger.differences({"a", "d"})
+    assert "missing, such as b" in missing
+    assert "acknowledged, such as d" in extra
 
 
 @pytest.mark.slow

@@ -59,6 +59,16 @@ def test_wrong_examples_are_refused(collection):
         search_like(collection, ["i001"], k=10_000)
 
 
+def test_queries_that_are_not_numbers_are_refused(collection):
+    with pytest.raises(InvalidRequest, match=r"^k must be a whole number from 1 to 10000, got 3\.0\.$"):
+        collection.search_each(VECTORS[:1], k=3.0)
+    with pytest.raises(InvalidRequest, match=r"^Vectors must be a list or array of numbers, got 'abc'\.$"):
+        collection.search_each("abc")
+    for rows in (VECTORS[:2] + 1j, list(VECTORS[:2] + 1j)):  # their real parts are vectors
+        with pytest.raises(InvalidRequest, match=r"^The vector of query 0 is not .* \(they are complex\)\.$"):
+            collection.search_each(rows)
+
+
 @pytest.mark.parametrize("largest", [10_000, 16])
 def test_the_best_of_each_group_is_that_of_a_loop_also_beyond_what_one_search_returns(collection, largest, monkeypatch):
     monkeypatch.setattr(queries, "AT_ONCE", largest)

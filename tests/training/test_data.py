@@ -397,6 +397,8 @@ def test_a_failed_download_and_an_unknown_name_are_explained(monkeypatch, tmp_pa
         find_data(["stl10"], Console(quiet=True))
     with pytest.raises(NoImages, match="did you mean 'cifar10'"):
         find_data(["cifar"], Console(quiet=True))
+    with pytest.raises(NoImages, match=r"^s3://photos is an address or a pattern; name a folder of this machine\.$"):
+        named_module.find_folder("s3://photos", Console(quiet=True))
     assert find_data([tmp_path], Console(quiet=True)) == [tmp_path]
     assert set(named_module.NAMED_SETS) >= {"cifar10", "imagenette", "stl10"}
 

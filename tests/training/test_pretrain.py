@@ -13,7 +13,7 @@ from tiny_runs import FAST, TINY, nnclr, recipe, stop_in_step, weights
 from nnclr_hub import load_encoder
 from nnclr_hub.cli.programs import load_program
 from training import setup
-from training.checkpoint import load_checkpoint
+from training.checkpoint import load_checkpoint, save_checkpoint
 from training.data.image_pack import build_pack
 from training.evaluation import encoder_of
 from training.monitor import read_log
@@ -65,8 +65,8 @@ def test_a_run_writes_a_log_an_encoder_and_a_report(finished, data):
     assert json.loads((finished / "run.json").read_text())["epochs"] == 4
 
 
-def test_the_speed_of_the_first_steps_excludes_what_is_measured_before_them(data, tmp_path, monkeypatch):
-    """On a clock that a reading moves by a second, and scoring by a thousand."""
+def test_the_speed_excludes_evaluations_and_checkpoints(data, tmp_path, monkeypatch):
+    """On a clock that a reading moves by a second, and scoring or saving by a thousand."""
     now = 0.0
 
     def tick(seconds=1.0):
@@ -74,14 +74,14 @@ def test_the_speed_of_the_first_steps_excludes_what_is_measured_before_them(data
         now += seconds
         return now
 
-    def slow(*arguments):
-        tick(1000.0)
-        return encoder_of(*arguments)
-
-    monkeypatch.setattr("training.recorder.encoder_of", slow)
+    for function in (encoder_of, save_checkpoint):
+        slow = lambda *arguments, function=function: (tick(1000.0), function(*arguments))[1]  # noqa: E731
+        monkeypatch.setattr(f"training.recorder.{function.__name__}", slow)
     monkeypatch.setattr("training.recorder.time.perf_counter", tick)
-    pretrain(recipe("epochs=1", "log_every=1"), [data], tmp_path / "run")
-    assert read_log(tmp_path / "run")[0]["images_per_s"] > recipe().batch_size / 1000
+    pretrain(recipe("epochs=2", "log_every=1", "checkpoint_every=1"), [data], tmp_path / "run")
+    log = read_log(tmp_path / "run")
+    assert sum(f"knn20/{data.name}" in line for line in log) == 2
+    assert min(line["images_per_s"] for line in log if "loss" in line) > recipe().batch_size / 1000
 
 
 def test_the_logged_20nn_is_that_of_the_exported_encoder(finished, data):

@@ -217,6 +217,8 @@ def test_cores_are_those_that_the_process_may_use(tmp_path, monkeypatch):
         (["projection=vicreg"], "projection must be one of"),
         (["ema=1.5"], "between 0 and 1"),
         (["optimizer=lars", "weight_decay=0"], "lars"),  # timm's LARS would silently become plain SGD
+        (["optimizer=lars", "weight_decay=-1"], "must not be negative"),
+        (["in_chans=0"], "must be from 1 to"),
         (["epoch=3"], "'epochs'"),
         (["epochs=x"], "a number"),
         (["epochs=inf"], "a number"),

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from tiny_runs import recipe
 
-from nnclr_hub.errors import InvalidRequest
+from nnclr_hub.errors import InvalidRequest, UnknownSetting
 from training.ablate import ablate
 from training.monitor import read_lines, read_log
 from training.pretrain import pretrain
@@ -139,6 +139,13 @@ def test_a_table_is_run_resumed_and_written(photos, tmp_path, capsys):
             ablate("own", base, [photos], tmp_path, rows=rows)
     with pytest.raises(InvalidRequest, match="epochs"):
         ablate("soft", recipe(*OFTEN), [photos], tmp_path, seeds=2)
+
+
+def test_an_unknown_callback_of_a_row_stops_a_table_before_its_first_run(photos, tmp_path):
+    rows = ["good: temperature=0.2", "bad: callbacks=nope"]
+    with pytest.raises(UnknownSetting, match="callbacks must be one of"):
+        ablate("own", recipe(*OFTEN, "epochs=1"), [photos], tmp_path, rows=rows)
+    assert not (tmp_path / "own").exists()
 
 
 def test_the_report_of_a_run_without_a_score_yet_names_its_labeled_set(data, tmp_path):

@@ -90,7 +90,7 @@ def find_folder(name: str, console: Console) -> Path:
         return Path(name)
     check_names([name])
     if name not in NAMED_SETS:
-        raise NoImages(f"{name} is not a folder of this machine; name one, or copy it into one.")
+        raise NoImages(f"{name} is an address or a pattern; name a folder of this machine.")
     return fetch(name, console)
 
 

@@ -33,6 +33,7 @@ SHARE: Range = ("must be between 0 and 1", lambda value: 0 <= value <= 1)
 SOME: Range = ("must be above 0 and at most 1", lambda value: 0 < value <= 1)
 BELOW_ONE: Range = ("must be at least 0 and below 1", lambda value: 0 <= value < 1)
 SIDE: Range = ("must be at least 8 pixels", lambda value: value >= 8)
+CHANNELS: Range = (f"must be from 1 to {MAX_CHANNELS}", lambda value: 1 <= value <= MAX_CHANNELS)
 OF_PLUGIN = " If it is part of a plug-in, give that with --plugin."
 
 
@@ -186,7 +187,7 @@ class Recipe:
     eval_crop_mode: Literal["center", "squash", "border"] = setting(
         "center", "side that the exported encoder resizes: the short one, both, the long one; with --init the encoder's"
     )
-    in_chans: int = setting(3, "number of channels of an image; of other images than RGB, all are trained on")
+    in_chans: int = setting(3, "number of channels of an image; of other images than RGB, all are trained on", CHANNELS)
     reading: str = setting("", "page and channels of each file, such as channels=0,2,1; also --channels, --page, ...")
     mean: tuple[float, ...] = setting(
         IMAGENET_MEAN, "mean of each channel, subtracted; with --init the encoder's, and the data's if not RGB"
@@ -250,8 +251,8 @@ class Recipe:
         for name, kind in typing.get_type_hints(type(self)).items():
             if typing.get_origin(kind) is Literal:
                 one_of(name, getattr(self, name), typing.get_args(kind))
-        self._check_together()
         self._check_numbers()
+        self._check_together()
         if self.epochs != FIT and self.epochs == int(self.epochs):
             object.__setattr__(self, "epochs", int(self.epochs))  # which reads better in every text and file
 
@@ -274,7 +275,6 @@ class Recipe:
         guided = row.target in ("neighbor", "nearest_mean")
         of_neighbors = f"needs a method whose targets are neighbors; {self.method} has none"
         rules = {  # setting -> whether it fits, and what it must be
-            "in_chans": (1 <= self.in_chans <= MAX_CHANNELS, f"must be from 1 to {MAX_CHANNELS}"),
             "reading": (
                 chosen in (0, self.in_chans) or (chosen == 1 and self.in_chans == 3),
                 f"must choose {self.in_chans} channels, as many as in_chans",
