@@ -275,7 +275,7 @@ class Engine:
         return request
 
     def _wait_for(self, request: Request) -> None:
-        """Wait for an internal request. No deadline ends it, so a decoder that hangs would end no start."""
+        """Wait for an internal request, but not for ever: a decoder that hangs must not hang the start."""
         seconds = max(self._settings.deadline_s, self._settings.stall_s)
         wait([request.answer], seconds)
         if not request.answer.done():

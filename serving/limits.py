@@ -54,7 +54,7 @@ class Budget:
     """What is left to one request. Safe to use from the thread that works for it.
 
     droppable: whether its work may be cancelled anywhere if the client disconnects.
-    disconnected: whether the client has.
+    disconnected: whether the client has disconnected.
 
     Args:
         seconds: until the deadline.
@@ -355,6 +355,7 @@ class Exchange:
             self._watching = asyncio.create_task(self._watch())
         budget = self._budget
         if budget.left > 0:
+            # The connection can be watched only when the body is here, which nothing reports: look often until then.
             seconds = min(budget.left, budget.seconds, WATCH_AFTER_S if self._watching is None else self._limits.idle_s)
             self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
         elif self._refusing is None:

@@ -83,7 +83,7 @@ class Engines:
         """
         source = source or self.default
         if split_reading(source)[0] != split_reading(self.default)[0]:
-            recorded_source(source, "this job")
+            recorded_source(source, "this collection, probe or job")
         with self._lock:
             if source in self._engines:
                 return self._engines[source]

@@ -150,7 +150,7 @@ def recorded_source(source: str, whose: str) -> str:
     """Return the source that a collection, a probe or a job recorded. It may come from elsewhere and must not run code.
 
     Args:
-        whose: "this collection", "this probe" or "this job", for the message.
+        whose: what recorded it, such as "this collection", for the message.
 
     Raises:
         ModelFilesMissing: the source is a file of Python, which only the user may name.

@@ -51,7 +51,7 @@ class Router(APIRouter):
     A parameter that is a pydantic model is the JSON body, which is read with the limits of `request_bodies`.
 
     Args:
-        stage: as which the work of its synchronous endpoints is timed; "": not.
+        stage: name of the stage under which all work of a synchronous endpoint is timed; "": it is not timed.
         options: see `APIRouter`.
     """
 
@@ -123,7 +123,7 @@ def _encoding_in_thread(endpoint: Callable[..., Any], status: int, stage: str) -
     """Return an endpoint that encodes its model in the thread in which it runs; FastAPI does so in the event loop.
 
     Args:
-        stage: as which the work of the endpoint is timed; "": not.
+        stage: name of the stage under which all work of the endpoint is timed; "": it is not timed.
     """
     if inspect.iscoroutinefunction(endpoint):
         return endpoint

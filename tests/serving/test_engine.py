@@ -25,6 +25,7 @@ from nnclr_hub.errors import (
     FingerprintMismatch,
     ImageError,
     InvalidRequest,
+    ModelFilesMissing,
     NotReady,
     Overloaded,
     RequestTooLarge,
@@ -709,6 +710,11 @@ def test_concurrent_callers_load_a_model_once_and_do_not_block_those_of_another(
 async def first_number(engines: Engines, source: str) -> float:
     model = await engines.get_async(source)
     return (await model.embed_each_async([b"1"]))[0][0]
+
+
+def test_the_error_of_a_recorded_file_of_python_fits_whatever_recorded_it(make_engines):
+    with pytest.raises(ModelFilesMissing, match="this collection, probe or job"):
+        make_engines(Shelf(a=KB)).get("python:mine.py:tower")
 
 
 def test_a_failed_load_raises_in_all_callers_and_can_be_retried(make_engines):

@@ -64,6 +64,11 @@ def test_an_exported_probe_equals_that_of_the_library(server, client, pets, tmp_
         assert len({client.get(f"{PROBES}/pets/export?format={kind}").content for _ in range(3)}) == 1
 
 
+def test_a_probe_is_not_replaced_unasked(client, pets):
+    again = client.post(PROBES, json={"name": "pets", "collection": "album", "field": "label"})
+    is_problem(again, 409, "probe_exists")
+
+
 def test_items_vectors_and_images_get_the_same_labels(server, client, pets, image_files):
     data, name = image_files[25].read_bytes(), "/".join(image_files[25].parts[-2:])
     [item] = server.bench.collection("album").scroll(where={"must": [{"key": "path", "match": name}]}).items
