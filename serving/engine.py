@@ -24,7 +24,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextvars import ContextVar
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,8 @@ if TYPE_CHECKING:  # they import torch, which a server needs for its first map o
     from nnclr_hub.encoder.attention.extractor import AttentionExtractor, ImageFeatures, PreparedImage
 
 JOIN_S = 5.0  # for threads that have nothing left to do
-IMAGES_PER_CALL = 32  # of a job
+IMAGES_PER_CALL = 32  # that a job sends at once: requests get their turn between two calls
+CHECK_S = 0.5  # after which a job that waits for its images looks whether it was cancelled
 # how the thread of a job waits while the engine is busy: for some seconds, or until it raises
 patience: ContextVar[Callable[[float], object] | None] = ContextVar("patience", default=None)
 MAX_TOTAL_PIXELS = 3 * MAX_PIXELS  # in all originals of an attention query, which stay in memory until the answer
@@ -77,6 +78,7 @@ class Engine:
         self.own_transform = not isinstance(encoder.transform, EvalTransform)
         self.fingerprint, self.embed_dim = encoder.fingerprint, encoder.embed_dim
         self._settings = settings
+        self._building: Future[AttentionExtractor] | None = None  # what attention maps need
         # finding the labels that occurred takes longer than counting
         self._counter = cache(partial(self.metrics.images.labels, public_name(encoder.name)))
         self._admission = Admission(settings.capacity, settings.capacity_bytes, self.metrics)
@@ -89,7 +91,7 @@ class Engine:
         For jobs: it blocks the thread, and leaves half of the engine to requests; see `Admission.enter`. Where
         `patience` is set, it waits while the engine is busy, and requests get their turn after a few images.
         """
-        images, count, wait = list(images), IMAGES_PER_CALL, patience.get()
+        images, count, pause = list(images), IMAGES_PER_CALL, patience.get()
         results: list[Result] = []
         while len(results) < len(images):
             try:
@@ -99,9 +101,9 @@ class Engine:
                     raise
                 count //= 2
             except (Overloaded, NotReady):
-                if wait is None:
+                if pause is None:
                     raise
-                wait(RETRY_S)
+                pause(RETRY_S)
         return results
 
     async def embed_each_async(self, given: Sequence[ImageLike | ImageError]) -> list[Result]:
@@ -150,17 +152,21 @@ class Engine:
         The first call takes seconds, because it builds the network and may import torch. If it is cancelled, the
         building continues for the next one.
         """
-        max_side = self._settings.attention_side
-
-        def prepare() -> AttentionQuery:
-            return AttentionQuery(self.encoder.attention_extractor, max_side, settings, image, targets)
-
-        query = await asyncio.to_thread(prepare)
+        if self._building is None or (self._building.done() and self._building.exception() is not None):
+            builder = ThreadPoolExecutor(1, thread_name_prefix="attention")
+            self._building = builder.submit(lambda: self.encoder.attention_extractor)
+            builder.shutdown(wait=False)
+        # all wait here: a thread for each, which cancelling does not free, would leave none to load models
+        await _done(self._building, asyncio.get_running_loop())
+        extractor, max_side = self._building.result(), self._settings.attention_side
+        query = await asyncio.to_thread(AttentionQuery, extractor, max_side, settings, image, targets)
         results = await self.run_async(query.images, query.task)
         return await asyncio.to_thread(query.maps, results)
 
     def run(self, images: Iterable[ImageLike], task: ImageTask | None = None, *, background: bool = False) -> list[Any]:
         """Return one result per image: its (D,) float32 unit vector, or its ImageError. Blocks the thread.
+
+        Where `patience` is set, it may raise during the wait, which drops the images that have not started.
 
         Args:
             task: what to do with each image instead of embedding it.
@@ -178,6 +184,9 @@ class Engine:
         with measured("embed" if task is None else "map", self.metrics):
             request = self._submit(images, task, background=background)
             try:
+                if (pause := patience.get()) is not None:
+                    while not wait([request.answer], CHECK_S).done:
+                        pause(0)
                 return request.answer.result()
             finally:
                 request.cancel()  # takes effect only if the wait itself was interrupted, as by Ctrl-C
@@ -211,15 +220,15 @@ class Engine:
 
         Raises:
             ServiceError: the encoder fails.
-            NotReady: the engine is closed, or a thread failed.
+            NotReady: the engine is closed, or a thread failed, or an image takes too long.
         """
         for size in self._device.buckets or (1,):
             batch = self._internal_request(size)
             for item in batch.items:
                 item.prepared = item.image
             self._device.queue.put(batch.items)
-            batch.answer.result()
-        self._test().answer.result()
+            self._wait_for(batch)
+        self._wait_for(self._test())
 
     def drain(self) -> None:
         """Refuse new requests, and continue those in progress."""
@@ -264,6 +273,15 @@ class Engine:
         request = self._internal_request(1)
         self._decode_workers.queue.put(request.items)
         return request
+
+    def _wait_for(self, request: Request) -> None:
+        """Wait for an internal request. No deadline ends it, so a decoder that hangs would end no start."""
+        seconds = max(self._settings.deadline_s, self._settings.stall_s)
+        wait([request.answer], seconds)
+        if not request.answer.done():
+            request.cancel()
+            raise NotReady(f"The encoder did not embed a blank image within {seconds:g} s.")
+        request.answer.result()
 
 
 async def _done(answer: Future[Any], loop: asyncio.AbstractEventLoop) -> None:

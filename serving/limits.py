@@ -145,8 +145,10 @@ def dropped_if_disconnected() -> Iterator[None]:
     if budget.disconnected:
         raise ClientDisconnect
     budget.droppable = True
-    yield
-    budget.droppable = False
+    try:
+        yield
+    finally:
+        budget.droppable = False
 
 
 # ---- permits
@@ -282,7 +284,9 @@ class Exchange:
         self._scope, self._receive, self._send = scope, receive, send
         headers = Headers(scope=scope)
         self._announced = _length(headers)
-        self._has_body = self._announced > 0 or "transfer-encoding" in headers
+        # a body without either header exists only since HTTP/2
+        is_framed = scope["http_version"].startswith("1.")
+        self._has_body = self._announced > 0 or "transfer-encoding" in headers or not is_framed
         self._whole = self._answered = False
         self._received = 0  # bytes
         self._until: float | None = None  # when the whole body must have arrived

@@ -129,7 +129,10 @@ class JoinedWrites:
             self._head = data
             asyncio.get_running_loop().call_soon(self.flush)  # unless a part of the body comes first
             return
-        self._transport.write(data)
+        # uvloop raises where asyncio ignores the bytes. uvicorn does not see that a client leaves whose next request
+        # waits, because it does not read from it.
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def flush(self) -> None:
         if self._head:

@@ -23,7 +23,7 @@ from .keys import WRITE, Keys
 class Settings(BaseSettings):
     """All settings. The descriptions of the fields appear in `nnclr serve --help` and in the docs."""
 
-    model_config = SettingsConfigDict(env_prefix="NNCLR_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="NNCLR_", extra="ignore", allow_inf_nan=False)
 
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on")

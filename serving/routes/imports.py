@@ -166,8 +166,9 @@ async def _receive(request: Request, writer: PartialFile) -> None:
                 await run_sync(writer.append, bytes(waiting))
                 waiting.clear()
     finally:
-        if waiting:  # also if the connection is lost
-            await run_sync(writer.append, bytes(waiting))
+        if waiting:  # also if the connection is lost, or the body is too slow and this is cancelled
+            with CancelScope(shield=True):
+                await run_sync(writer.append, bytes(waiting))
 
 
 class PartialFile:

@@ -161,8 +161,8 @@ async def _search_each(request: Request, name: str, queries: Sequence[SearchRequ
     here: Parts = request.app.state  # a dependency takes as long as parsing a small request
     examples = [one for query in queries for one in (*(query.positive or (query,)), *query.negative)]
     images = [one for one in examples if one.image is not None]
-    check_count(len(images), here.settings.max_images)
     texts = [one.image for one in images if isinstance(one.image, str)]
+    check_count(len(texts), here.settings.max_images)  # an uploaded file has been counted
     search = _Search(here, name, queries, await fetch_each(texts, here.fetcher))
     has_boxes = any(one.box is not None for one in images)
 

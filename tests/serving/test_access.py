@@ -62,7 +62,14 @@ def ask(
         return {"type": "http.request", "body": body}
 
     pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers]
-    scope = {"type": "http", "path": path, "method": method, "headers": pairs, "query_string": b""}
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "path": path,
+        "method": method,
+        "headers": pairs,
+        "query_string": b"",
+    }
     scope |= {"client": (client, 1), "scheme": scheme}
     asyncio.run(control(scope, receive, send))
     return Answer(sent, scope)
@@ -200,6 +207,8 @@ def test_a_local_server_needs_no_keys(host):
     ("flags", "keys", "name"),
     [
         ({"max_batch": 0}, "[]", "NNCLR_MAX_BATCH"),
+        ({"deadline_s": float("inf")}, "[]", "NNCLR_DEADLINE_S"),
+        ({"drain_s": float("nan")}, "[]", "NNCLR_DRAIN_S"),
         ({"cors_origins": ("*",)}, "[]", "NNCLR_CORS_ORIGINS"),
         ({"cors_origins": (f"{PAGE}/path",)}, "[]", "NNCLR_CORS_ORIGINS"),
         ({}, "not json", "JSON"),

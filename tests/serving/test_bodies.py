@@ -17,8 +17,9 @@ from starlette.types import Message
 from waiting import until
 
 from nnclr_hub.errors import RequestTooSlow
-from serving.limits import BodyLimits, Budget, Exchange
+from serving.limits import BodyLimits, Budget, Exchange, RequestLimits
 from serving.multipart import MAX_PARTS, MalformedForm, parse_form
+from serving.settings import Settings
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -143,7 +144,7 @@ class Body:
                 await receive()
 
         headers = [(b"content-length", str(self.size * self.pieces).encode())]
-        scope = {"type": "http", "path": "/", "headers": headers}
+        scope = {"type": "http", "http_version": "1.1", "path": "/", "headers": headers}
         await Exchange(limits, Budget(60), scope, self.receive, self.receive).run(route)  # type: ignore[arg-type]
 
     async def receive(self) -> Message:
@@ -158,6 +159,20 @@ def test_a_body_whose_parts_are_always_ready_has_a_limit_on_its_time():
     limits = BodyLimits(max_bytes=10**6, idle_s=60, total_s=0.01, permits=10**6)
     with pytest.raises(RequestTooSlow):
         asyncio.run(Body(1, 200_000).read(limits))  # more than a second
+
+
+def test_a_body_without_a_length_is_received_over_http_2():
+    received = []
+
+    async def route(scope, receive, send) -> None:
+        received.append(await receive())
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"[]", "more_body": False}
+
+    scope = {"type": "http", "http_version": "2", "path": "/", "headers": []}
+    asyncio.run(RequestLimits(route, Settings())(scope, receive, receive))  # type: ignore[arg-type]
+    assert [message["body"] for message in received] == [b"[]"]
 
 
 def test_the_memory_of_all_bodies_is_limited(strict):

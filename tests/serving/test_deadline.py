@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from types import SimpleNamespace
 
@@ -18,11 +19,12 @@ from starlette.responses import Response
 from waiting import until
 
 from nnclr_hub import Encoder, load_encoder
+from nnclr_hub.errors import Overloaded
 from nnclr_hub.store.base import Item
 from nnclr_hub.store.cancellation import check_cancelled
 from serving.access import Access
 from serving.keys import READ, WRITE
-from serving.limits import Budget, RequestLimits
+from serving.limits import Budget, RequestLimits, dropped_if_disconnected
 from serving.routes import collections as changes
 from serving.settings import Settings
 
@@ -117,18 +119,24 @@ def test_a_read_stops_when_its_client_disconnects(hurried, hurried_client, stuck
     assert set(stuck.ended) <= {"ClientDisconnect"}  # none if it had not begun
 
 
-@pytest.mark.parametrize(("needed", "finished"), [(READ, False), (WRITE, True)])
-def test_a_write_is_finished_when_its_client_disconnects(needed, finished):
+@pytest.mark.parametrize(
+    ("needed", "fails", "finished"), [(READ, False, False), (WRITE, False, True), (WRITE, True, True)]
+)
+def test_a_write_is_finished_when_its_client_disconnects(needed, fails, finished):
+    """Also when work before it, which could be dropped, has failed."""
     done = []
 
     async def route(scope, receive, send) -> None:
+        if fails:
+            with suppress(Overloaded), dropped_if_disconnected():
+                raise Overloaded("busy")
         await asyncio.sleep(0.5)
         done.append(1)
 
     async def receive() -> dict[str, str]:
         return {"type": "http.disconnect"}
 
-    scope = {"type": "http", "path": "/", "headers": [], "state": {"required": Access(needed)}}
+    scope = {"type": "http", "http_version": "1.1", "path": "/", "headers": [], "state": {"required": Access(needed)}}
     asyncio.run(RequestLimits(route, Settings())(scope, receive, receive))  # type: ignore[arg-type]
     assert bool(done) == finished
 

@@ -1,6 +1,7 @@
 """The engine and its models: batches, permits, tasks, requests that end early, and threads that fail."""
 
 import asyncio
+import contextvars
 import gc
 import threading
 import time
@@ -19,6 +20,7 @@ from waiting import PATIENCE_S, until
 
 from nnclr_hub import load_encoder
 from nnclr_hub.cores import usable_cores
+from nnclr_hub.encoder.attention import AttentionSettings
 from nnclr_hub.errors import (
     FingerprintMismatch,
     ImageError,
@@ -32,6 +34,7 @@ from nnclr_hub.errors import (
 from nnclr_hub.store import open_store
 from nnclr_hub.store.base import CollectionSpec
 from nnclr_hub.workbench import Workbench
+from nnclr_hub.workbench.tasks import Cancelled
 from serving.engine import Engine, patience
 from serving.models import Engines
 from serving.settings import Settings
@@ -195,7 +198,40 @@ def test_a_job_embeds_in_groups_that_the_engine_admits_and_waits_while_it_is_bus
         assert len(engine.embed_each(iter(images))) == len(sizes)
     finally:
         patience.reset(token)
-    assert (made, len(waited)) == (calls, waits)
+    assert (made, len([seconds for seconds in waited if seconds])) == (calls, waits)
+
+
+def test_a_job_can_be_cancelled_while_its_images_are_decoded(make_engine):
+    decoding, release = threading.Event(), threading.Event()
+    engine = make_engine(FakeEncoder(decoding={"slow": lambda: (decoding.set(), release.wait(PATIENCE_S))}))
+
+    def cancel(seconds: float) -> None:
+        raise Cancelled
+
+    def work() -> list:
+        patience.set(cancel)
+        return engine.embed_each([b"slow"])
+
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(contextvars.copy_context().run, work)
+            assert decoding.wait(PATIENCE_S)
+            with pytest.raises(Cancelled):
+                job.result(PATIENCE_S / 2)
+    finally:
+        release.set()
+    until(lambda: engine.in_work == 0)
+
+
+def test_a_decoder_that_hangs_does_not_hang_the_start(make_engine):
+    release, encoder = threading.Event(), FakeEncoder()
+    encoder.prepare = lambda image: release.wait(PATIENCE_S)
+    engine = make_engine(encoder, deadline_s=0.2, stall_s=0.2)
+    try:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(NotReady):
+            pool.submit(engine.warm_up).result(PATIENCE_S / 2)
+    finally:
+        release.set()
 
 
 def test_a_request_reports_the_time_of_each_stage(make_engine):
@@ -311,6 +347,30 @@ def test_a_cancelled_request_is_dropped(make_engine):
     assert first_column(engine.run(numbers(9))) == [9]
     assert len(encoder.batches) == 2
     assert sample(engine, "nnclr_images_total", model="fake", outcome="cancelled") == 8
+
+
+def test_cancelled_attention_maps_leave_the_threads_that_load_models(make_engine):
+    release = threading.Event()
+
+    class Slow(FakeEncoder):
+        @property
+        def attention_extractor(self):
+            release.wait(PATIENCE_S)
+
+    engine = make_engine(Slow())
+
+    async def ask() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        tasks = [asyncio.create_task(engine.attention_maps_async(AttentionSettings(), b"1")) for _ in range(4)]
+        await asyncio.wait(tasks, timeout=0.2)
+        for one in tasks:
+            one.cancel()
+        try:
+            await asyncio.wait_for(asyncio.to_thread(int), PATIENCE_S / 4)
+        finally:
+            release.set()
+
+    asyncio.run(ask())
 
 
 def test_requests_are_freed_without_garbage_collection(make_engine):

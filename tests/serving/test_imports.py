@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import numpy as np
 import pytest
-from rest_requests import finished, held_up, is_problem
+from rest_requests import finished, held_up, is_problem, talk
 from waiting import until
 
 from nnclr_hub import Client
@@ -89,6 +89,22 @@ def test_a_cut_connection_continues_where_it_stopped(server, client, points):
     rest = client.post(f"{points}/imports", content=BODY[100_000:], headers={**headers, "Upload-Offset": "100000"})
     assert finished(client, f"/api/v1/jobs/{rest.json()['job']['id']}")["result"]["added"] == len(LINES)
     assert stored(client, points) == ALL
+
+
+def test_what_has_arrived_of_a_silent_upload_is_kept(serve, model, tmp_path):
+    def slowly() -> Iterator[bytes]:
+        head = f"POST /api/v1/collections/c/imports HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {NDJSON}\r\n"
+        yield f"{head}Idempotency-Key: silent\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+        yield BODY[:70_000]
+
+    for server in serve(model, tmp_path / "store", body_idle_s=1):
+        path = f"{server.url}/api/v1/collections/c"
+        assert httpx.put(path, json={"dim": DIM}, timeout=60).status_code == 201
+        assert talk(server.url, slowly(), whole=False).startswith(b"HTTP/1.1 408")
+        until(
+            lambda path=path: httpx.get(f"{path}/imports/silent", timeout=60).json()["received"] == 70_000,
+            patience_s=20,
+        )
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from rest_requests import TIMING, upload
+from rest_requests import TIMING, as_text, upload
 from server_process import ServerProcess
 from starlette.testclient import TestClient
 from waiting import until
@@ -335,6 +335,17 @@ def test_routes_of_a_mounted_app_are_logged_under_its_path_at_debug_level(root, 
         assert [client.get(root + path).status_code for path in ("/app/queue/secret", "/own/a")] == [200, 200]
     assert [record.fields["route"] for record in caplog.records if hasattr(record, "fields")] == ["/own/{name}"]
     assert b'route="/app/queue/{event}",status="200"} 1.0' in generate_latest(metrics.registry)
+
+
+def test_an_image_of_a_search_counts_once(client, collection, image_files, caplog):
+    [(_, image)] = upload(image_files[:1])
+    with caplog.at_level(logging.INFO, "nnclr_hub.access"):
+        for files in ({"image": image}, [("image", image), ("query", (None, '{"k": 2}'))]):
+            assert client.post(f"{collection}/search", files=files).status_code == 200
+        assert client.post(f"{collection}/search", json={"image": as_text(image_files[0])}).status_code == 200
+        client.get("/healthz")  # the line of a request is written after its answer
+    lines = [json.loads(Json().format(record)) for record in caplog.records if record.name == "nnclr_hub.access"]
+    assert [line["images"] for line in lines if line["route"].endswith("/search")] == [1, 1, 1]
 
 
 def test_lines_are_text_or_json_and_contain_no_private_data(client, image_files, caplog):

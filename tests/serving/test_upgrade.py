@@ -1,12 +1,16 @@
 """An offer to change the protocol is ignored: the body is read, and never executed as a request."""
 
+import base64
 import itertools
 import json
 import re
+import socket
+import time
 
 import httpx
 import pytest
 from rest_requests import talk
+from waiting import until
 
 pytestmark = pytest.mark.usefixtures("well_afterwards")
 
@@ -97,3 +101,15 @@ def test_pipelined_requests_are_answered_in_order(strict, victim, encoding):
         answer = talk(strict.url, [message[i : i + size] for i in range(0, len(message), size)])
         assert statuses(answer) == [200, 200, 200, 400, 200, 400, 200], answer
         assert b"upgrade" not in answer.lower()
+
+
+def test_a_client_that_leaves_while_its_next_request_waits_is_no_error(strict, image_files, caplog):
+    body = json.dumps({"images": [base64.b64encode(image_files[0].read_bytes()).decode()] * 8}).encode()
+    message = head("POST", "/api/v1/embed", b"", close=False) + framed(body, "length")
+    for _ in range(5):
+        with socket.create_connection((httpx.URL(strict.url).host, httpx.URL(strict.url).port)) as connection:
+            connection.sendall(message * 2)
+            time.sleep(0.01)
+    until(lambda: strict.engine.in_work == 0)
+    assert httpx.get(f"{strict.url}/healthz", timeout=60).status_code == 200
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []

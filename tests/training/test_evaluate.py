@@ -50,6 +50,32 @@ def test_existing_results_are_not_computed_again(data, model, tmp_path):
     assert len(json.loads((tmp_path / "results.json").read_text())) == 2
 
 
+def test_tables_keep_scores_of_other_settings_and_differences_of_other_sources_apart(data, model, tmp_path):
+    other = shutil.copytree(data, tmp_path / "other")
+    calls = [
+        (("pixels", "hog"), data, 20),
+        (("hog", "pixels", "color"), data, 5),
+        (("hog", "pixels"), other, 20),
+    ]
+    for sources, folder, k in calls:
+        code, _, err = nnclr("eval", "knn", *sources, "--data", folder, "--set", f"k={k}", "--out", tmp_path / "o")
+        assert code == 0, err
+    tables: dict[str, list[list[str]]] = {}
+    for block in (tmp_path / "o" / "results.md").read_text().split("## ")[1:]:
+        title, *lines = block.splitlines()
+        tables[title] = [line.strip("| ").split(" | ") for line in lines if line.startswith("| ")]
+    for record in json.loads((tmp_path / "o" / "results.json").read_text()):
+        head, *rows = tables[f"knn, k {record['settings']['k']}"]
+        [row] = [row for row in rows if row[0] == record["source"]]
+        score = 100 * next(iter(record["values"].values()))
+        assert row[head.index(f"{record['data']} (top1)")].startswith(f"{score:.1f} ")
+    minus = {title: [row[0] for row in rows[1:]] for title, rows in tables.items() if "minus" in title}
+    assert minus == {
+        f"knn, k {k}: {first} minus each other source, on the same images": others
+        for k, first, others in ((20, "pixels", ["hog"]), (5, "hog", ["pixels", "color"]), (20, "hog", ["pixels"]))
+    }
+
+
 def test_results_of_another_backend_are_separate_and_name_it(data, model, tmp_path, monkeypatch):
     """By flag or by environment."""
     pytest.importorskip("openvino")

@@ -210,13 +210,29 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[s
 def _grids(
     records: Sequence[EvaluationRecord], differences: Sequence[Comparison]
 ) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Yield title, columns and rows of each table."""
-    for protocol in dict.fromkeys(one.protocol for one in records):
-        yield protocol, *_grid([(one.row, _cells(one)) for one in records if one.protocol == protocol])
-    for protocol in dict.fromkeys(one.first.protocol for one in differences):
-        ours = [one for one in differences if one.first.protocol == protocol]
-        title = f"{protocol}: {ours[0].first.row} minus each other source, on the same images"
-        yield title, *_grid([(one.other.row, {one.first.data: _signed(one.difference)}) for one in ours])
+    """Yield title, columns and rows of each table; scores with other settings are in another one."""
+    cells: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for one in records:
+        cells.setdefault(_title(one, records), []).append((one.row, _cells(one)))
+    for pair in differences:
+        title = f"{_title(pair.first, records)}: {pair.first.row} minus each other source, on the same images"
+        cells.setdefault(title, []).append((pair.other.row, {pair.first.data: _signed(pair.difference)}))
+    for title, own in cells.items():
+        yield title, *_grid(own)
+
+
+def _title(record: EvaluationRecord, records: Sequence[EvaluationRecord]) -> str:
+    """Return the protocol, with those of its settings in which the records differ."""
+    others = [_settings(one) for one in records if one.protocol == record.protocol]
+    differ = [
+        f"{name} {value}" for name, value in _settings(record).items() if any(one.get(name) != value for one in others)
+    ]
+    return ", ".join([record.protocol, *differ])
+
+
+def _settings(record: EvaluationRecord) -> dict[str, str]:
+    """Return the settings as JSON, without `vectors`, which names the row."""
+    return {name: json.dumps(value) for name, value in record.settings.items() if name != "vectors"}
 
 
 def _grid(cells: Sequence[tuple[str, dict[str, str]]]) -> tuple[list[str], list[list[str]]]:
@@ -252,8 +268,7 @@ def _array_name(score: str) -> str:
 def _pairs(records: Sequence[EvaluationRecord]) -> Iterator[tuple[EvaluationRecord, EvaluationRecord]]:
     firsts: dict[str, EvaluationRecord] = {}
     for record in records:
-        settings = {name: value for name, value in record.settings.items() if name != "vectors"}
-        same = json.dumps([record.protocol, record.digest, record.metric, settings], sort_keys=True)
+        same = json.dumps([record.protocol, record.digest, record.metric, _settings(record)], sort_keys=True)
         first = firsts.setdefault(same, record)
         if first is not record:
             yield first, record
