@@ -115,4 +115,6 @@ def _list_of(member: Kind) -> Kind:
     _, is_list = KINDS["Sequence"]
     # others, such as arrays and generators, are read once, by the function
     is_each = lambda value: not isinstance(value, list | tuple | dict) or all(map(fits, value))  # noqa: E731
-    return f"a list (each member {words})", lambda value: is_list(value) and is_each(value)
+    _, name = words.split(maxsplit=1)  # without its article
+    plural = f"{name}s" if name.islower() else f"{name} objects"
+    return f"a list of {plural}", lambda value: is_list(value) and is_each(value)

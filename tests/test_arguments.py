@@ -153,6 +153,8 @@ def test_members_of_lists_are_checked(store):
     for call in calls:
         with pytest.raises(InvalidRequest):
             call()
+    with pytest.raises(InvalidRequest, match="must be a list of strings"):
+        collection.update_metadata({"a": 1}, ids=["i0"], keep=[["a"]])
 
 
 def test_numbers_of_numpy_are_numbers(store):

@@ -123,7 +123,7 @@ class Setup:
             torch.set_float32_matmul_precision("high")  # TF32 for what autocast leaves in float32, mainly the lookup
             torch.backends.cudnn.benchmark = True
         one_of("batches", recipe.batches, BATCHES, OF_PLUGIN)
-        kept: Mapping[str, Any] = {} if saved is None else saved["settings"]
+        saved_settings: Mapping[str, Any] = {} if saved is None else saved["settings"]
         folders, files = _find_images(data, ranks, console)
         sizes = sampled_sizes(files, recipe.preprocessing.reading)
         output, sets = console if saved is None else Console(quiet=True), evaluation_sets(folders, table)
@@ -140,7 +140,9 @@ class Setup:
             recipe = choices_of(saved, recipe)
         if recipe.cut_from == "auto":
             small = pack_bytes(len(files), recipe.pack_size, recipe.in_chans) <= MOST_PACKED
-            recipe = dataclasses.replace(recipe, cut_from=kept.get("cut_from", "pack" if small else "originals"))
+            recipe = dataclasses.replace(
+                recipe, cut_from=saved_settings.get("cut_from", "pack" if small else "originals")
+            )
         pack: ImagePack | None = None
         if recipe.cut_from == "pack":
             _warn_of_enlarged(recipe, sizes, console)
@@ -159,10 +161,12 @@ class Setup:
         else:
             pixels = _originals(files, recipe, order, ranks)
         if start is None:
-            recipe = _normalize_channels(recipe, pixels, kept)
+            recipe = _normalize_channels(recipe, pixels, saved_settings)
         recipe = resolve_precision(recipe, where, console)
         if recipe.epochs == FIT:
-            recipe = dataclasses.replace(recipe, epochs=kept.get("epochs", recipe.steps(1) / order.steps_per_epoch))
+            recipe = dataclasses.replace(
+                recipe, epochs=saved_settings.get("epochs", recipe.steps(1) / order.steps_per_epoch)
+            )
         batches = BATCHES[recipe.batches](
             pixels,
             files.labels,
@@ -369,13 +373,13 @@ def _originals(files: ImageIndex, recipe: Recipe, order: Order, ranks: Ranks) ->
     )
 
 
-def _normalize_channels(recipe: Recipe, pixels: PixelSource, kept: Mapping[str, Any]) -> Recipe:
+def _normalize_channels(recipe: Recipe, pixels: PixelSource, saved_settings: Mapping[str, Any]) -> Recipe:
     """Measure the mean and std of the images, unless they are RGB or the recipe sets them.
 
-    A resumed run keeps those of its checkpoint, `kept`, because the images may have changed.
+    A resumed run keeps those of its checkpoint, because the images may have changed.
     """
     if recipe.in_chans == 3 or {"mean", "std"} & set(recipe.fixed):
         return recipe
-    own = len(kept.get("mean", ())) == recipe.in_chans
-    mean, std = (tuple(kept["mean"]), tuple(kept["std"])) if own else channel_statistics(pixels)
+    own = len(saved_settings.get("mean", ())) == recipe.in_chans
+    mean, std = (tuple(saved_settings[name]) for name in ("mean", "std")) if own else channel_statistics(pixels)
     return dataclasses.replace(recipe, mean=mean, std=std)
