@@ -36,7 +36,8 @@ class PlainConsole(Console):
     """A console that prints strings as they are, without markup and control characters, also in tables."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, "highlight": False} | options)
+        plain: dict[str, Any] = {"markup": False, "emoji": False, "highlight": False}
+        super().__init__(**plain | options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Return a string as it is printed; rich calls this for each."""
