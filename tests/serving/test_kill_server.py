@@ -30,11 +30,14 @@ class Writers:
         self._url, self._images = url, image_files
         self._lock = threading.Lock()
         self._stopping = threading.Event()
+        # a client is patient with a server that has answered it once
+        self._answered = threading.Barrier(WRITERS + 1, timeout=60)
         self._threads = [
             threading.Thread(target=self._write, args=(i, random.Random(f"{seed} {i}"))) for i in range(WRITERS)
         ]
         for thread in self._threads:
             thread.start()
+        self._answered.wait()
 
     def confirmed(self) -> dict[str, int]:
         with self._lock:
@@ -51,6 +54,8 @@ class Writers:
         try:
             with Client(self._url, timeout=120) as client:
                 collection = client.collection("photos")
+                collection.count()
+                self._answered.wait()
                 version = 0
                 while not self._stopping.is_set():
                     version += 1
