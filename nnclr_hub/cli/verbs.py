@@ -59,7 +59,7 @@ class _VerbConsole(PlainConsole):
 
 
 def _console(*, soft_wrap: bool = False, stderr: bool = False) -> PlainConsole:
-    console = _VerbConsole(highlight=False, soft_wrap=soft_wrap, stderr=stderr)
+    console = _VerbConsole(soft_wrap=soft_wrap, stderr=stderr)
     if not console.file.isatty():
         console.width = UNCUT
     return console
